@@ -1,5 +1,6 @@
-"""Acts with a shipped agent for several visitors: python act_sessions.py [agent]. Prints who turned
-right.
+"""Act with a shipped agent in several sessions: python act_sessions.py [agent].
+
+Prints for each visitor of a T-maze whether it took the right turn.
 """
 
 import sys
@@ -9,34 +10,34 @@ import yamame
 from yamame_envs import PassiveTMaze
 
 LENGTH = 100
+VISITORS = 4
 
 
 def main(source: str = "zoo:cpu_tmaze") -> None:
-    """Four visitors come one after the other, each walks through a corridor of its own, and
-    leaves.
-    """
-    agent = yamame.load(source, max_sessions=4)
-    corridors = [PassiveTMaze(num_envs=1, length=LENGTH, seed=visitor) for visitor in range(4)]
-    state = {}
-    for time in range(LENGTH + 4):
-        if time < 4:  # one more comes
-            state[time] = corridors[time].reset()
+    """Let visitors start one after the other, each in its own corridor and session."""
+    agent = yamame.load(source, max_sessions=VISITORS)
+    corridors = [PassiveTMaze(num_envs=1, length=LENGTH, seed=seed) for seed in range(VISITORS)]
+    states = {}
+    for time in range(LENGTH + VISITORS):
+        if time < VISITORS:
+            states[time] = corridors[time].reset()
             agent.reset(sessions=[time])
-        here = sorted(state)
-        seen = torch.cat([state[visitor]["observation"] for visitor in here]).numpy()
-        earned = torch.cat([state[visitor]["prev_reward"][:, 0] for visitor in here]).numpy()
-        actions = agent.act(seen, reward=earned, sessions=here)
-        for visitor, action in zip(here, actions, strict=True):
-            after = corridors[visitor].step(
-                state[visitor].set("action", torch.tensor([int(action)]))
-            )["next"]
-            state[visitor] = after.exclude("reward")
-            if after["done"].any():
-                print(
-                    visitor, "turned right" if after["reward"].item() > 0 else "took the wrong turn"
-                )
+
+        # One call decides for all visitors that are in their corridors.
+        present = sorted(states)
+        observation = torch.cat([states[visitor]["observation"] for visitor in present])
+        reward = torch.cat([states[visitor]["prev_reward"][:, 0] for visitor in present])
+        actions = agent.act(observation, reward=reward, sessions=present)
+
+        for visitor, action in zip(present, actions, strict=True):
+            timestep = states[visitor].set("action", action.reshape(1))
+            following = corridors[visitor].step(timestep)["next"]
+            states[visitor] = following.exclude("reward")
+            if following["done"].any():
+                is_right = following["reward"].item() > 0
+                print(visitor, "turned right" if is_right else "took the wrong turn")
                 agent.forget([visitor])
-                del state[visitor]
+                del states[visitor]
 
 
 if __name__ == "__main__":

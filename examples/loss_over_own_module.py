@@ -1,4 +1,5 @@
-"""Trains a module of one's own with the multi-gamma loss: python loss_over_own_module.py [updates].
+"""Train a custom module with the multi-gamma loss: python loss_over_own_module.py [updates].
+
 Prints the loss.
 """
 
@@ -16,24 +17,27 @@ from yamame_envs import MazeRunner
 
 
 def main(updates: int = 200) -> None:
-    """Learns from random walks, relabelled by what they reached."""
+    """Learn from random walks whose goals are replaced by cells that they reached."""
     env = MazeRunner(num_envs=16)
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(100), transform=Relabel("all"), batch_size=8
     )
     buffer.extend(pack(env.rollout(100, break_when_any_done=False)))
 
-    space, gammas = action_space_from_spec(env.action_spec, batch_dims=1), [0.9, 0.99]
-    context = TensorDictModule(
-        nn.Sequential(nn.Linear(6, 64), nn.ReLU()), ["observation"], ["context"]
-    )
+    space = action_space_from_spec(env.action_spec, batch_dims=1)
+    gammas = [0.9, 0.99]
+    # Any module that writes a context may stand here; this one has no memory.
+    layers = nn.Sequential(nn.Linear(6, 64), nn.ReLU())
+    encoder = TensorDictModule(layers, ["observation"], ["context"])
     actor = ActorHead(64, action_space=space, num_gammas=2)
     critic = make_critic(64, action_space=space, gammas=gammas)
-    loss = MultiGammaREDQLoss(context, actor, critic, PopArt(2), action_space=space, gammas=gammas)
+    loss = MultiGammaREDQLoss(encoder, actor, critic, PopArt(2), action_space=space, gammas=gammas)
     optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
+
     for update in range(updates):
-        terms = loss(buffer.sample())
-        total = sum(value for name, value in terms.items() if name.startswith("loss_"))
+        output = loss(buffer.sample())
+        # The output holds metrics as well, without this prefix.
+        total = sum(value for name, value in output.items() if name.startswith("loss_"))
         optimizer.zero_grad()
         total.backward()
         optimizer.step()

@@ -1,5 +1,6 @@
-"""Clones demonstrations from a file of NumPy: python offline_from_npz.py [updates]. Prints their
-success.
+"""Clone demonstrations from a NumPy file: python offline_from_npz.py [updates].
+
+Prints the success rate.
 """
 
 import sys
@@ -9,7 +10,7 @@ import yamame
 
 
 def main(updates: int = 400) -> None:
-    """Learns from the file alone; docs/data.md says what it must hold."""
+    """Learn from the file alone; docs/data.md describes its arrays."""
     tmaze_demonstrations.main("demos.npz", num_episodes=200, length=8)
     task = ["env=tmaze", "env.length=8", "encoder=gru"]
     data = ["data=npz", "data.path=demos.npz", "agent=bc"]

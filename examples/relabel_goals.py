@@ -1,5 +1,6 @@
-"""Relabels trajectories by what they reached: python relabel_goals.py. Prints how often goals are
-reached in replay.
+"""Relabel trajectories with goals that they reached: python relabel_goals.py.
+
+Prints how many goals a trajectory reaches in replay, for three strategies.
 """
 
 import torch
@@ -9,7 +10,7 @@ from yamame_envs import MazeRunner
 
 
 def main() -> None:
-    """Random walks in mazes, with two goals to be found in order."""
+    """Relabel random walks through mazes, with two goals to reach in order."""
     torch.manual_seed(0)
     walks = pack(MazeRunner(num_envs=64, num_goals=2).rollout(100, break_when_any_done=False))
     for strategy in ("none", "some", "all"):
@@ -18,9 +19,8 @@ def main() -> None:
         )
         buffer.extend(walks.clone())
         sample = buffer.sample()
-        print(
-            strategy, f"{sample['next', 'reward'].sum().item() / len(sample):.2f} goals in a walk"
-        )
+        reached = sample["next", "reward"].sum().item() / len(sample)
+        print(strategy, f"{reached:.2f} goals per walk")
 
 
 if __name__ == "__main__":

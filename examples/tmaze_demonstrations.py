@@ -1,5 +1,6 @@
-"""Writes demonstrations of the T-Maze into a .npz file:  python examples/tmaze_demonstrations.py
-demos.npz 500 100
+"""Write demonstrations of the T-maze: python examples/tmaze_demonstrations.py demos.npz 500 100
+
+The numbers are those of the episodes and of the steps in the corridor.
 """
 
 import sys
@@ -8,26 +9,26 @@ import numpy as np
 from tensordict import TensorDict
 from yamame_envs import PassiveTMaze
 
+RIGHT, UP, DOWN = 0, 1, 3
+
 
 def demonstrator(length: int):
-    """A policy that reads the sign at the first step, walks right to the junction and turns there
-    as the sign said.
-    """
+    """Return a policy that walks to the junction and turns as the sign of the first step shows."""
     sign = None
 
     def act(timestep: TensorDict) -> TensorDict:
         nonlocal sign
-        step = timestep["step_index"].squeeze(-1)
         if sign is None:
             sign = timestep["observation"][:, 1]
-        turn = (sign < 0) * 2 + 1  # 1: up, 3: down
-        return timestep.set("action", (step == length) * turn.long())  # 0: right
+        at_junction = timestep["step_index"].squeeze(-1) == length
+        turn = (sign < 0) * (DOWN - UP) + UP
+        return timestep.set("action", turn.long().where(at_junction, RIGHT))
 
     return act
 
 
 def main(path: str, num_episodes: int = 500, length: int = 100) -> None:
-    """Plays every episode once, side by side, and writes all steps one after the other."""
+    """Play all episodes in parallel, and write their steps one episode after the other."""
     env = PassiveTMaze(num_envs=num_episodes, length=length, seed=1)
     steps = env.rollout(length + 1, demonstrator(length)).flatten()
     np.savez(

@@ -1,5 +1,6 @@
-"""Trains in Python, with a callback that ends the run: python train_in_python.py [minutes]. Prints
-the curve.
+"""Train in Python, with a callback that ends the run: python train_in_python.py [minutes].
+
+Prints the success rate of every evaluation.
 """
 
 import sys
@@ -8,25 +9,27 @@ import yamame
 
 
 class StopWhenSolved(yamame.Callback):
-    """Ends a run as soon as an evaluation is good enough."""
+    """Callback that ends a run once an evaluation succeeds in 95 % of the tasks."""
 
     def on_evaluate(self, run, result):
-        """Is called after every evaluation on held-out tasks."""
-        print(f"{run.progress.env_steps} steps: success {result.summary()['success_mean']:.2f}")
-        if result.summary()["success_mean"] > 0.95:
+        """Check the result of an evaluation on held-out tasks."""
+        success = result.summary()["success_mean"]
+        print(f"{run.progress.env_steps} steps: success {success:.2f}")
+        if success > 0.95:
             run.stop("solved")
 
 
 def main(minutes: float = 5.0) -> None:
-    """Learns to recall what was shown eight steps before."""
+    """Learn to recall a sign that was shown eight steps before."""
     settings = [
         "env=tmaze",
         "env.length=8",
         "encoder=gru",
+        "evaluation.interval=5000",
         f"budget.minutes={minutes}",
         "resume=auto",
     ]
-    run = yamame.train(*settings, "evaluation.interval=5000", callbacks=[StopWhenSolved()])
+    run = yamame.train(*settings, callbacks=[StopWhenSolved()])
     print(run.path, run.objective)
 
 

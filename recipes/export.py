@@ -1,29 +1,29 @@
-"""Takes a trained agent out of its run, for programs that have neither its environment nor Hydra.
+"""Export a trained agent for programs that have neither its environment nor Hydra.
 
-    python recipes/export.py run=runs/mine path=agents/mine                # a folder that yamame.load reads
-    python recipes/export.py run=runs/mine path=mine.onnx greedy=true      # a graph of the acting step; or .pt2
-    python recipes/export.py run=runs/mine path=models/mine mlflow=true    # the folder of an MLflow model
+    python recipes/export.py run=runs/mine path=agents/mine              # a folder for yamame.load
+    python recipes/export.py run=runs/mine path=mine.onnx greedy=true    # the acting step; or .pt2
+    python recipes/export.py run=runs/mine path=models/mine mlflow=true  # an MLflow model
 
-A checkpoint of an earlier version does not say what its agent observes: its environment is built to
-see it.
+Checkpoints of earlier versions do not hold the agent's spaces. For them the environment is built.
 """
 
 if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("export")  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("export")
 
 # isort: split
 from contextlib import closing
 from pathlib import Path
 
-from omegaconf import DictConfig
-from yamame.checks import UsageError
+from yamame.checks import UsageError, at_source
 from yamame.cli.app import main
 from yamame.cli.nodes import plain
+from yamame.cli.settings import ExportConfig
 from yamame.deploy import DeployedAgent, Interface, SavedAgent
 from yamame.deploy.load import OldCheckpointError, from_checkpoint, read_saved
 from yamame.deploy.mlflow_model import save_model
@@ -31,14 +31,14 @@ from yamame.deploy.sources import read_checkpoint
 from yamame.runs.trained import load_trained
 
 
-def export(cfg: DictConfig) -> None:
-    """The recipe: reads, checks and writes."""
+def export(cfg: ExportConfig) -> None:
+    """Run the recipe."""
     path = Path(cfg.path)
     options = {"gamma": cfg.gamma, "greedy": cfg.greedy, "context_length": cfg.context_length}
     is_graph = path.suffix in (".pt2", ".onnx")
     if is_graph and cfg.mlflow:
         raise UsageError(f"path must be a folder with mlflow=true, got {path}")
-    try:
+    with at_source(f"run={cfg.run}"):
         agent = DeployedAgent(saved_agent(cfg), trust=plain(cfg.trust), **options)
         if is_graph:
             agent.export(path, num_streams=cfg.num_streams)
@@ -46,13 +46,11 @@ def export(cfg: DictConfig) -> None:
             save_model(agent, path)
         else:
             agent.save_pretrained(path, small=cfg.small)
-    except UsageError as error:
-        raise UsageError(f"run={cfg.run}: {error}") from error
     print(path)
 
 
-def saved_agent(cfg: DictConfig) -> SavedAgent:
-    """What the run's file says, completed by its environment where it is of an earlier version."""
+def saved_agent(cfg: ExportConfig) -> SavedAgent:
+    """Read the agent of a run; build its environment if the file is of an earlier version."""
     where = {"checkpoint": cfg.checkpoint, "tracking_uri": cfg.tracking_uri}
     try:
         return read_saved(cfg.run, **where)

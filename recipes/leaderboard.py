@@ -14,9 +14,10 @@ if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("leaderboard", resumable=True)  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("leaderboard", resumable=True)
 
 # isort: split
 import traceback
@@ -25,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import yamame
-from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
-from yamame.cli.jobs import parts_of_one
 from yamame.cli.nodes import instantiate, plain
+from yamame.cli.settings import LeaderboardConfig
 from yamame.report import RunReader, make_sections, place_table, write_tables
+from yamame.runs.several import train_or_resume
 from yamame.system.installed import recipe_command
 from yamame.system.messages import print_stderr
 
@@ -39,7 +40,7 @@ RESULTS = ("at the end", "best", "verdict")
 COSTS = ("CPU-s", "steps")
 
 
-def leaderboard(cfg: DictConfig) -> Path | None:
+def leaderboard(cfg: LeaderboardConfig) -> Path | None:
     """Check all runs, train those that are missing, write the table and return its page.
 
     With ``only_check`` the commands are printed instead.
@@ -75,7 +76,7 @@ def leaderboard(cfg: DictConfig) -> Path | None:
     return page
 
 
-def tier_of(cfg: DictConfig) -> dict[str, Any]:
+def tier_of(cfg: LeaderboardConfig) -> dict[str, Any]:
     """Return the experiment and the tasks of the chosen tier.
 
     Raises:
@@ -87,14 +88,11 @@ def tier_of(cfg: DictConfig) -> dict[str, Any]:
     return tiers[cfg.tier]
 
 
-def trained(cfg: DictConfig, command: list[str], seed: int) -> bool:
+def trained(cfg: LeaderboardConfig, command: list[str], seed: int) -> bool:
     """Train a run, or the rest of it, and return whether it is finished. Errors are printed."""
     store = [f"logger.{key}='{value}'" for key, value in plain(cfg.store).items()]
     try:
-        with parts_of_one():
-            yamame.train(*command, f"seed={seed}", "resume=auto", *store)
-    except KeyboardInterrupt:
-        raise SystemExit(yamame.system.signals.EXIT_STATUS) from None
+        train_or_resume(*command, f"seed={seed}", *store)
     except Exception as error:
         print_stderr(
             f"leaderboard: {' '.join(command)} seed={seed}: {type(error).__name__}: {error}"

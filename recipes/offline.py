@@ -1,43 +1,34 @@
-"""Trains one in-context agent from data alone: no environment step is made but for evaluations on
-held-out tasks.
+"""Train one in-context agent from data alone; the environment is only used to evaluate it.
 
-    python recipes/offline.py data=runs data.path=runs/mine [key=value]     # --help lists groups and keys
-    python recipes/offline.py data=npz data.path='demos/*.npz' env=tmaze agent=bc run.name=mine
-    python recipes/offline.py data=npz data.path='demos/*.npz' env=tmaze agent=bc run.name=mine
-    resume=true
+    python recipes/offline.py data=runs data.path=runs/mine [key=value]  # --help lists the keys
+    python recipes/offline.py data=npz data.path='*.npz' env=tmaze agent=bc run.name=bc
+    python recipes/offline.py data=npz data.path='*.npz' env=tmaze agent=bc run.name=bc resume=true
 
-What data may be stands in docs/data.md. The environment says what trajectories must look like, and
-plays the held-out tasks. `agent=bc` clones all that is there; `agent=amago` (the default) learns as
-it does from replay.
+docs/data.md describes the formats of data. Trajectories must fit the environment, which also plays
+the held-out tasks. `agent=bc` clones all behaviour in the data; `agent=amago` (the default) learns
+as it does from replay.
 
-The run lives in <run.root>/<run.name>; on a CPU a killed and resumed run ends with the same
-parameters, bit for bit, as one that was never stopped.
+On a CPU, a resumed run ends with the same parameters as one that was never stopped, bit for bit.
 """
 
 if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("offline", resumable=True)  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("offline", resumable=True)
 
 # isort: split
 from collections.abc import Sequence
 from functools import partial
 
-from omegaconf import DictConfig
 from yamame import distributed
 from yamame.checks import UsageError
 from yamame.cli.app import main
-from yamame.runs.build import (
-    build_agent,
-    build_data,
-    build_env,
-    build_learner,
-    build_transform,
-    evaluated_policy,
-)
+from yamame.cli.training_settings import OfflineConfig
+from yamame.runs import build
 from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
@@ -45,33 +36,30 @@ from yamame.training import Prefetcher
 from yamame.training.seeding import seed_everything
 
 
-def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
-    """The recipe: success on held-out tasks, or the mean return where an environment knows no
-    success.
-    """
+def train(cfg: OfflineConfig, callbacks: Sequence[Callback] = ()) -> float:
+    """Run the recipe; return success on held-out tasks, or the mean return without success."""
     with (
         distributed.process_group(cfg.device),
         Run(cfg, unit="updates", callbacks=callbacks) as run,
     ):
-        seed_everything(distributed.rank_seed(cfg.seed))
+        seed = distributed.rank_seed(cfg.seed)
+        seed_everything(seed)
         held_out = run.closing(held_out_env(cfg))
-        agent = distributed.broadcast_parameters(build_agent(cfg, held_out))
-        learner = build_learner(cfg, agent, guard=run.guard, budget=run.budget)
-        # The environment of training says what trajectories must look like and which instructions
-        # are held out.
-        env = run.closing(build_env(cfg, num_envs=1, seed=distributed.rank_seed(cfg.seed)))
-        data = build_data(cfg, env, transform=build_transform(cfg, env))
+        agent = distributed.broadcast_parameters(build.build_agent(cfg, held_out))
+        learner = build.build_learner(cfg, agent, guard=run.guard, budget=run.budget)
+        # The training environment defines the format of trajectories, and which instructions are
+        # held out.
+        env = run.closing(build.build_env(cfg, num_envs=1, seed=seed))
+        data = build.build_data(cfg, env, transform=build.build_transform(cfg, env))
         if data is None:
             raise UsageError(
                 "data: must be given, got none; set data=runs data.path=..., or data=npz"
             )
         batch_size = distributed.shard(cfg.schedule.batch_size, "schedule.batch_size")
         batches = Prefetcher(partial(data.sample, batch_size), cfg.device)
-        policy, components = (
-            evaluated_policy(agent, learner),
-            {"agent": agent, **learner.components()},
-        )
-        run.begin({**components, "data": data}, policy=policy, held_out=held_out)
+        components = {"agent": agent, **learner.components(), "data": data}
+        policy = build.evaluated_policy(agent, learner)
+        run.begin(components, policy=policy, held_out=held_out)
 
         while not run.ended():
             for batch, meanwhile in batches.up_to(run.updates_left(), ends=run.is_last):

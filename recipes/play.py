@@ -1,22 +1,23 @@
-"""Plays one episode of a trained run: step by step in the terminal, and as a video.
+"""Play one episode of a trained run: step by step in the terminal, and as a video.
 
     python recipes/play.py run=runs/mine [key=value]          # --help lists the keys
     python recipes/play.py run=runs/maze instruction="3,5 7,1" seed=4
     python recipes/play.py run=runs/crafter instruction="collect sapling, place plant, eat cow"
 
-A run is a directory, a checkpoint file or the id of an MLflow run. Where the environment knows
-instructions and none is given, one is asked for in a terminal; an empty answer, and anything else
-than a terminal, leaves the goals to the seed. The video goes to <output>/episode.gif, with
-video=mp4 to <output>/episode.mp4 (pip install 'yamame[video]').
+A run is a directory, a checkpoint file or the id of an MLflow run. If the environment takes
+instructions and none is given, the terminal prompts for one; without an answer, or outside of a
+terminal, the seed draws the goals. The video is written to <output>/episode.gif, with video=mp4 to
+<output>/episode.mp4 (pip install 'yamame[video]').
 """
 
 if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("play")  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("play")
 
 # isort: split
 import importlib.util
@@ -26,69 +27,87 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.cli.nodes import plain
+from yamame.cli.settings import PlayConfig
 from yamame.evaluation import describe_step, describe_timestep, play_episode
 from yamame.files.run_directory import check_folder
 from yamame.report.figures import write_gif, write_mp4
 from yamame.report.terminal import half_blocks
-from yamame.runs.trained import load_asked
+from yamame.runs.trained import load_from_options
+from yamame.spaces import Spaces
 from yamame.spaces.from_specs import spaces_of
 
 WRITERS = {"gif": write_gif, "mp4": write_mp4}
 
 
-def play(cfg: DictConfig) -> float:
-    """The recipe: the return of the episode."""
+class Spectator:
+    """Prints the steps of an episode and collects its pictures.
+
+    Args:
+        cfg: Configuration of the recipe.
+        env: Environment that is played.
+
+    Attributes:
+        frames: Pictures ``[H, W, 3]`` so far.
+        reasons: Reasons why there are no pictures.
+    """
+
+    def __init__(self, cfg: PlayConfig, env: EnvBase) -> None:
+        self.frames: list[Any] = []
+        self.reasons: set[str] = set()
+        self._env = env
+        # To print values of the environment's spaces instead of the entries stored for training.
+        self._spaces: Spaces | None = spaces_of(env)
+        self._width = cfg.width if cfg.picture and sys.stdout.isatty() else None
+
+    def __call__(self, step: TensorDictBase) -> None:
+        """Print a step, or the first timestep, and draw its picture."""
+        try:
+            self.frames.append(self._env.render())
+            if self._width is not None:
+                print(half_blocks(self.frames[-1], width=self._width))
+        except NotImplementedError as error:
+            self.reasons.add(str(error))
+        if "next" in step.keys():
+            print(describe_step(step, self._spaces))
+        else:
+            print(f"    0  {describe_timestep(step, self._spaces)}")
+
+
+def play(cfg: PlayConfig) -> float:
+    """Run the recipe; return the return of the episode."""
     check(cfg)
-    trained = load_asked(cfg.run, plain(cfg))
+    trained = load_from_options(cfg.run, plain(cfg))
     folder = Path(cfg.output or (trained.folder or Path("runs")) / "play")
     check_folder(folder, "output")
     gamma_index = -1 if cfg.gamma is None else trained.gamma_index(cfg.gamma)
-    frames: list[Any] = []
-    no_picture: set[str] = set()
+    options = {"max_steps": cfg.max_steps, "greedy": cfg.greedy, "seed": cfg.seed}
     with closing(trained.build_env(num_envs=1, seed=cfg.seed)) as env:
-        spaces = spaces_of(
-            env
-        )  # to print numbers of the environment, not the entries stored for training
-
-        def watch(step: TensorDictBase) -> None:
-            """Shows a timestep and keeps its picture."""
-            try:
-                frames.append(env.render())
-                if cfg.picture and sys.stdout.isatty():
-                    print(half_blocks(frames[-1], width=cfg.width))
-            except NotImplementedError as error:
-                no_picture.add(str(error))
-            if "next" in step.keys():
-                print(describe_step(step, spaces))
-            else:
-                print(f"    0  {describe_timestep(step, spaces)}")
-
+        spectator = Spectator(cfg, env)
         try:
             policy = trained.build_agent(env).policy(gamma_index=gamma_index)
             instruct(env, cfg.instruction)
-            episode = play_episode(
-                policy, env, max_steps=cfg.max_steps, greedy=cfg.greedy, seed=cfg.seed, watch=watch
-            )
+            episode = play_episode(policy, env, watch=spectator, **options)
         except ValueError as error:
             raise UsageError(str(error)) from error
+
     total = float(episode["next", "reward"].sum())
     print(f"return {total:g} in {episode.shape[-1]} steps")
-    for reason in no_picture:
+    for reason in spectator.reasons:
         print(f"no video: {reason}", file=sys.stderr)
-    if frames:
+    if spectator.frames:
         folder.mkdir(parents=True, exist_ok=True)
-        print(WRITERS[cfg.video](folder / f"episode.{cfg.video}", np.stack(frames), fps=cfg.fps))
+        write = WRITERS[cfg.video]
+        print(write(folder / f"episode.{cfg.video}", np.stack(spectator.frames), fps=cfg.fps))
     return total
 
 
-def check(cfg: DictConfig) -> None:
-    """Refuses settings before anything is read."""
+def check(cfg: PlayConfig) -> None:
+    """Raise for settings that are out of their range or need a missing package."""
     if not 0.0 < cfg.fps <= 50.0:
         raise UsageError(f"fps must be in (0, 50], got {cfg.fps}")
     if cfg.video not in WRITERS:
@@ -102,24 +121,22 @@ def check(cfg: DictConfig) -> None:
 
 
 def instruct(env: EnvBase, text: str | None) -> None:
-    """Sets the instruction of the episode, where the environment knows any; without one, a person
-    is asked.
-    """
-    # Repeated trials hold the environment that knows instructions.
-    instructed = next(
-        (e for e in (env, getattr(env, "env", None)) if hasattr(e, "set_instruction")), None
-    )
-    if instructed is None:
+    """Set the instruction of the episode; without one, prompt for it in a terminal."""
+    if not hasattr(env, "set_instruction"):
+        # Repeated trials wrap the environment that takes instructions.
+        env = getattr(env, "env", env)
+    if not hasattr(env, "set_instruction"):
         if text is not None:
             raise UsageError(f"instruction: {type(env).__name__} takes none, got {text!r}")
         return
+
     if text is None and sys.stdin.isatty():
         try:
             text = input("instruction (empty: drawn by the seed): ").strip() or None
         except EOFError:
             print()
     if text is not None:
-        instructed.set_instruction(text)
+        env.set_instruction(text)
 
 
 if __name__ == "__main__":

@@ -20,17 +20,18 @@ if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("report")  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("report")
 
 # isort: split
 from pathlib import Path
 
-from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.cli.nodes import instantiate
+from yamame.cli.settings import ReportConfig
 from yamame.files.run_directory import check_folder
 from yamame.report import (
     Resampling,
@@ -49,7 +50,7 @@ from yamame.tracking.mlflow_store import absolute_uri
 from yamame.tracking.pages import ui_command
 
 
-def report(cfg: DictConfig) -> Path:
+def report(cfg: ReportConfig) -> Path:
     """Write the report and print verdicts, runs that do not count, and the path of the page.
 
     Without a store, tables are filled from evidence and the folder of evidence is returned.
@@ -91,7 +92,7 @@ def report(cfg: DictConfig) -> Path:
     return page
 
 
-def server_command(cfg: DictConfig) -> str | None:
+def server_command(cfg: ReportConfig) -> str | None:
     """Return the command that shows the runs in MLflow; None if a server is always there."""
     store = absolute_uri(cfg.store.tracking_uri)
     if not ui_command(store):
@@ -100,7 +101,7 @@ def server_command(cfg: DictConfig) -> str | None:
     return f"mlflow ui --backend-store-uri {store}"
 
 
-def fill_tables(cfg: DictConfig, sections: list[Section], resampling: Resampling) -> list[str]:
+def fill_tables(cfg: ReportConfig, sections: list[Section], resampling: Resampling) -> list[str]:
     """Add runs to the evidence and fill tables from it.
 
     Returns:
@@ -117,13 +118,13 @@ def fill_tables(cfg: DictConfig, sections: list[Section], resampling: Resampling
     return write_tables(pages_of(cfg), all_sections, resampling)
 
 
-def pages_of(cfg: DictConfig) -> list[Path]:
+def pages_of(cfg: ReportConfig) -> list[Path]:
     """Return the pages whose tables are filled."""
     pages = [cfg.tables] if isinstance(cfg.tables, str) else cfg.tables or []
     return [Path(page) for page in pages]
 
 
-def check_evidence(cfg: DictConfig) -> None:
+def check_evidence(cfg: ReportConfig) -> None:
     """Check that tables have evidence, that pages have tables, and that there is a source of runs.
 
     Raises:

@@ -1,34 +1,36 @@
-"""Send to MLflow what it did not take while runs went on.
+"""Send metrics and artifacts to MLflow that it did not accept while runs were going on.
 
     python recipes/sync.py run=runs/mine
     python recipes/sync.py run=[runs/a,runs/b]
 
-What MLflow already has is not stored again, so a second call sends nothing. A resumed run does the
-same by itself.
+Points that MLflow already has are not sent again, so the command may be repeated. A resumed run
+does the same by itself.
 """
 
 if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("sync")  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("sync")
 
 # isort: split
 from pathlib import Path
 
-from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
+from yamame.cli.settings import SyncConfig
 from yamame.tracking import send_rest
 
 
-def sync(cfg: DictConfig) -> None:
-    """The recipe: one run after the other; those that cannot be sent are told at the end."""
-    problems, runs = [], [cfg.run] if isinstance(cfg.run, str) else cfg.run
+def sync(cfg: SyncConfig) -> None:
+    """Run the recipe; runs that cannot be sent do not keep the others from being sent."""
+    runs = [cfg.run] if isinstance(cfg.run, str) else cfg.run
     if not runs:
         raise UsageError("run: must be at least one run directory, got []")
+    problems = []
     for run in runs:
         try:
             print(f"{run}: {send_rest(Path(run))} points sent")

@@ -8,11 +8,18 @@ import pytest
 from yamame.checks import (
     ArgumentError,
     Bounds,
+    BuildError,
     NonNegativeFloat,
     PositiveInt,
+    SettingError,
     UnitInterval,
+    UsageError,
+    at_key,
+    at_source,
     bounds_of,
     check_bounds,
+    require,
+    require_setting,
 )
 
 
@@ -91,12 +98,64 @@ class Later:
     """Defined after its use in an annotation."""
 
 
-def test_an_error_keeps_its_fields_when_it_is_copied_or_sent():
-    error = ArgumentError("AdamW", "lr", -1.0, "be positive", remedy="try 1e-4")
+ERRORS = [
+    (UsageError("it is damaged", key="resume", remedy="restore it"), "it is damaged"),
+    (ArgumentError("AdamW", "lr", -1.0, "be positive", remedy="try 1e-4"), "got -1.0"),
+    (SettingError("budget.updates", None, "be given", remedy="set it"), "got null"),
+    (BuildError("encoder", "not enough memory", {"size": 10**9}), "size=1000000000"),
+]
+
+
+@pytest.mark.parametrize(("error", "text"), ERRORS, ids=lambda value: type(value).__name__)
+def test_an_error_keeps_its_fields_when_it_is_copied_or_sent(error, text):
     error.key = "optimizer"
+    error.source = "run=runs/mine"
     for other in (copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
+        assert type(other) is type(error)
         assert vars(other) == vars(error)
-        assert str(other) == "optimizer.lr: must be positive, got -1.0; try 1e-4"
+        assert str(other).startswith("run=runs/mine: optimizer")
+        assert text in str(other)
+        assert error.remedy is None or str(other).endswith(f"; {error.remedy}")
+
+
+def test_the_innermost_key_and_the_outermost_source_are_kept():
+    with (
+        pytest.raises(ArgumentError) as caught,
+        at_source("run=mine"),
+        at_source("load"),
+        at_key("agent", {"decay": "schedule.average_decay"}),
+        at_key("schedule"),
+    ):
+        require("Learner", "decay", 2, False, "be below 1")
+    assert str(caught.value) == "run=mine: schedule.decay: must be below 1, got 2"
+
+
+def test_an_argument_may_be_a_setting_of_another_name():
+    names = {"decay": "schedule.average_decay", "trajectory_encoder": "encoder"}
+    for name, key in names.items():
+        with pytest.raises(ArgumentError) as caught, at_key("agent", names):
+            require("Owner", name, 2, False, "be below 1")
+        assert str(caught.value) == f"{key}: must be below 1, got 2"
+    with at_key("agent"), at_source("run=mine"):
+        require("Owner", "decay", 0, True, "be below 1")
+
+
+def test_errors_of_other_classes_pass_unchanged():
+    with pytest.raises(UsageError) as caught, at_key("budget"):
+        raise UsageError("it is damaged")
+    assert str(caught.value) == "it is damaged"
+    with pytest.raises(KeyError), at_key("budget"), at_source("load"):
+        raise KeyError
+
+
+def test_a_setting_is_named_by_its_key():
+    require_setting("budget.updates", 1, True, "be positive")
+    with pytest.raises(SettingError) as caught:
+        require_setting("budget.updates", "x" * 1000, False, "be positive", remedy="use null")
+    message = str(caught.value)
+    assert message.startswith("budget.updates: must be positive, got 'xxx")
+    assert message.endswith("...; use null")
+    assert len(message) < 300
 
 
 def test_a_negative_control_has_no_bounds():

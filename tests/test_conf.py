@@ -2,20 +2,20 @@
 default drifts.
 """
 
-import importlib
+import importlib.util
 import inspect
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import NotRequired, get_origin
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from yamame import conf_dir
+from yamame.cli.help import describe_fields
 from yamame.cli.nodes import check, plain, targets
-from yamame.cli.settings import SETTINGS
-from yamame.cli.validation import parameters_of, undeclared
+from yamame.cli.settings import CONFIGS
+from yamame.cli.validation import SettingsError, parameters_of, validated
 from yamame.files.config import flatten
 
 CONF = conf_dir()
@@ -235,7 +235,7 @@ def test_a_recurrent_encoder_in_a_preset_of_a_transformer_says_what_to_drop_and_
 ):
     choices = [f"experiment={experiment}", choice]
     with pytest.raises(ValueError, match=r"encoder\.\w+: .*GRUEncoder") as raised:
-        check(composed("train", *choices), typed=[])
+        check(composed("train", *choices), overridden=[])
     _, _, remedy = str(raised.value).partition("add ")
     assert len(remedy.split()) > 1
     config = check(composed("train", *choices, *remedy.split()))
@@ -251,10 +251,26 @@ def test_the_settings_of_a_main_file_are_those_that_are_declared_and_its_default
     }
     needed |= {key: ["run=a"] for key in ("evaluate", "play", "sync")}
     given = needed.get(main, [])
-    config = check(composed(main, *given), SETTINGS[main])
-    assert undeclared(config, SETTINGS[main]) == []
-    optional = [name for name, hint in SETTINGS[main].items() if get_origin(hint) is NotRequired]
-    assert undeclared(SETTINGS[main], config) == optional
+    cfg = composed(main, *given)
+    config = plain(cfg)
+    check(cfg, CONFIGS[main])
+    validated(CONFIGS[main], config, overridden=list(config))  # no key without a field
+    required = [name for name, field in CONFIGS[main].model_fields.items() if field.is_required()]
+    assert set(required) <= config.keys()
+
+
+def test_the_page_of_settings_is_that_of_the_models():
+    path = Path(__file__).parents[1] / "tools" / "settings_page.py"
+    spec = importlib.util.spec_from_file_location("settings_page", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text() == module.page(), "run python tools/settings_page.py"
+
+
+@pytest.mark.parametrize("main", MAIN)
+def test_every_setting_has_a_description(main):
+    bare = [key for key, text in describe_fields(CONFIGS[main]).items() if not text]
+    assert bare == []
 
 
 def test_the_variables_of_mlflow_choose_the_store_unless_the_command_line_does(monkeypatch):
@@ -282,7 +298,15 @@ def test_the_variables_of_mlflow_choose_the_store_unless_the_command_line_does(m
 
 def test_a_setting_that_is_not_declared_is_noticed():
     config = plain(composed("train", "+schedule.patience=3", "+surprise=1"))
-    assert sorted(undeclared(config, SETTINGS["train"])) == ["schedule.patience", "surprise"]
+    with pytest.raises(SettingsError) as raised:
+        validated(CONFIGS["train"], config, overridden=list(config))
+    keys = sorted(problem.key for problem in raised.value.problems)
+    assert keys == ["schedule.patience", "surprise"]
+
+
+def test_a_value_in_place_of_a_section_is_named_before_what_it_breaks():
+    with pytest.raises(ValueError, match=r"^checkpoint: must be a mapping .*, got true$"):
+        check(composed("train", "checkpoint=true"), CONFIGS["train"])  # replay.keep is below it
 
 
 def test_what_recipes_have_in_common_stands_in_one_file():

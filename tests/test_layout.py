@@ -32,7 +32,7 @@ FLOORS = (
 components none of them.
 """
 DOORS = {
-    "cli": {"hydra", "omegaconf"},
+    "cli": {"hydra", "omegaconf", "pydantic", "pydantic_core"},
     "collectors": {"ray"},
     "deploy": {"mlflow", "safetensors"},
     "data": {"h5py", "minari"},

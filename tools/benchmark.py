@@ -1,21 +1,20 @@
-"""Where the time goes in learning, acting and replay, each beside what the machine allows.
+"""Measure the time of learning, acting and replay beside the limits of the machine.
 
-    python tools/benchmark.py                                       # everything, one thread
-    python tools/benchmark.py update --lengths 101,513              # one section
-    python tools/benchmark.py acting --json collector.autocast=bfloat16      # any override of the training recipe
-    python tools/benchmark.py fit --device cuda experiment=dark_key_to_door  # what a whole
-    experiment would take
-    python tools/benchmark.py update --against HEAD~3               # two revisions, in alternation
-    python tools/benchmark.py update --versus encoder=gru           # two settings, in alternation
-    python tools/benchmark.py shapes hardware=gpu env=frozenlake    # whether its batches have few shapes
-    python tools/benchmark.py shapes --agent zoo:cpu_tmaze hardware=gpu experiment=cpu_tmaze   # of what it plays
+    python tools/benchmark.py                                               # everything, one thread
+    python tools/benchmark.py update --lengths 101,513                      # one section
+    python tools/benchmark.py acting --json collector.autocast=bfloat16     # any override
+    python tools/benchmark.py fit --device cuda experiment=dark_key_to_door  # a whole experiment
+    python tools/benchmark.py update --against HEAD~3                       # two revisions
+    python tools/benchmark.py update --versus encoder=gru                   # two settings
+    python tools/benchmark.py shapes hardware=gpu env=frozenlake            # shapes of batches
+    python tools/benchmark.py shapes --agent zoo:cpu_tmaze hardware=gpu experiment=cpu_tmaze
 
 On a CPU times are CPU seconds, on a GPU they are taken between CUDA events. The limit of a row is
 the time that its floating-point operations would take at the machine's own matrix product rate, or
 its bytes at the rate of a copy, both measured in the same run. The rest of a row's time is overhead
 and operations that are no matrix product. ``--against`` measures each revision with its own copy of
-this command and compares rows of the same name. ``shapes`` stands alone: it counts how many of 600
-updates would be replayed if they were recorded, and measures no time.
+this command and compares rows of the same name. ``shapes`` measures no time: it counts the updates,
+of 600, that a recording would replay. With ``--agent`` batches are episodes of that agent.
 """
 
 import argparse
@@ -52,7 +51,7 @@ SECTIONS = ("update", "acting", "sampling", "fit", "pipeline", "memory")
 
 
 def pipeline_rows(overrides: list[str]) -> Iterator[Row]:
-    """The training recipe from end to end, evaluations and checkpoints included."""
+    """Yield the time of the training recipe from end to end, with evaluations and checkpoints."""
     recipe = conf_dir().parent / "recipes" / "train.py"
     with tempfile.TemporaryDirectory() as folder:
         settings = ["logger=none", "run.name=bench", "budget.env_steps=16384"]
@@ -65,14 +64,14 @@ def pipeline_rows(overrides: list[str]) -> Iterator[Row]:
 
 
 def child(options: argparse.Namespace, *more: str) -> Any:
-    """What this command prints in a process of its own, with more arguments."""
+    """Return the output of this command in a new process, with additional arguments."""
     settings = ["--device", options.device, "--threads", str(options.threads)]
     command = [sys.executable, __file__, *settings, *more, *options.overrides]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def measure(options: argparse.Namespace) -> Iterator[Row]:
-    """All rows that were asked for."""
+    """Yield the rows of the selected sections."""
     clock = Clock(options.device)
     machine = Machine(options.device, clock)
     yield from machine_rows(machine)
@@ -94,7 +93,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def compared(options: argparse.Namespace) -> list[list[Row]]:
-    """Rows of the other side and of this one, each side measured several times, in turn."""
+    """Return rows of the other side and of this one, each measured several times, in turn."""
     flags = {"--against": 1, "--versus": len(options.versus), "--rounds": 1}
     arguments = without(sys.argv[1:], flags)
     here = [sys.executable, __file__, *arguments, "--json"]
@@ -114,7 +113,7 @@ def compared(options: argparse.Namespace) -> list[list[Row]]:
 
 
 def without(arguments: list[str], flags: dict[str, int]) -> list[str]:
-    """Arguments of a command without some flags and the values that follow them.
+    """Return the arguments of a command without some flags and the values that follow them.
 
     >>> without(["update", "--rounds", "5", "--versus", "encoder=gru"], {"--rounds": 1, "--versus": 1})
     ['update']
@@ -133,7 +132,7 @@ def without(arguments: list[str], flags: dict[str, int]) -> list[str]:
 
 @contextmanager
 def other_revision(name: str | None) -> Iterator[Path | None]:
-    """A working tree of another revision; None without a name."""
+    """Yield a working tree of another revision; None without a name."""
     if name is None:
         yield None
         return
@@ -148,12 +147,12 @@ def other_revision(name: str | None) -> Iterator[Path | None]:
 
 
 def middle(same: list[Row]) -> Row:
-    """The row of median time among several measurements of it."""
+    """Return the row of median time among several measurements of it."""
     return sorted(same, key=lambda row: row.seconds)[len(same) // 2]
 
 
 def show(rows: list[Row], before: list[Row] | None) -> None:
-    """Prints the table; a row that only one side has stands without the number of the other."""
+    """Print the table; a row of only one side has no number for the other."""
     earlier = {(row.section, row.name): row for row in before or []}
     print(
         "| section | what | time | of the limit | note |"
@@ -178,19 +177,19 @@ def show(rows: list[Row], before: list[Row] | None) -> None:
 
 
 def readable(seconds: float) -> str:
-    """A time with its unit."""
+    """Format a time with its unit."""
     scales = ((1.0, "s"), (1e3, "ms"), (1e6, "us"))
     factor, unit = next((scale for scale in scales if seconds * scale[0] >= 1), scales[-1])
     return f"{seconds * factor:.3g} {unit}"
 
 
 def numbers(text: str) -> list[int]:
-    """``1,2`` -> ``[1, 2]``."""
+    """Parse ``1,2`` as ``[1, 2]``."""
     return [int(number) for number in text.split(",")]
 
 
 def parsed() -> argparse.Namespace:
-    """The command line, its sections apart from its overrides."""
+    """Parse the command line, with sections and overrides separated."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -223,7 +222,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints a table, or JSON."""
+    """Print a table, or JSON."""
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(143)
     )  # which removes what is only there meanwhile

@@ -1,4 +1,4 @@
-"""The sections of the benchmark: each yields the rows of its part of a training run."""
+"""Sections of the benchmark: each yields the rows of its part of a training run."""
 
 import copy
 import resource
@@ -26,24 +26,20 @@ SIZES = (
     "timestep_encoder.out_size=256", "agent.actor.hidden_size=256", "agent.critic.hidden_size=256",
     "schedule.batch_size=24", "logger=none",
 )  # fmt: skip
-"""The published size of agent on MazeRunner or another ``env=``, before overrides; an
-``experiment=`` has its own.
-"""
+"""Size of the published agent on MazeRunner; not used with an ``experiment=``."""
 LAYERS = {
     "transformer": ["encoder.num_layers=3", "encoder.d_model=256", "encoder.sigma_reparam=true"],
     "gru": ["encoder.num_layers=3", "encoder.hidden_size=256"],
 }
 _REMEMBERED, _STEPS = 100, 32
-"""Timesteps that every environment has behind it when acting is measured, and those that are
-measured at a time.
-"""
+"""Timesteps of every environment before acting is measured, and timesteps per measurement."""
 _STORED, _LONGEST = 256, 251
-"""Trajectories in the replay buffer that is measured, and their timesteps."""
+"""Number of trajectories in the measured replay buffer, and their timesteps."""
 
 
 @dataclass
 class Row:
-    """One line of the table: seconds of one ``unit``, and the least it could take."""
+    """Row of the table: seconds of one ``unit``, and a lower bound for them."""
 
     section: str
     name: str
@@ -54,9 +50,7 @@ class Row:
 
 
 class Subject:
-    """An agent, its learner and its environment, built from overrides as the training recipe builds
-    them.
-    """
+    """Agent, learner and environment, built from overrides as in the training recipe."""
 
     def __init__(self, overrides: list[str], device: str) -> None:
         kind = next(
@@ -78,19 +72,19 @@ class Subject:
         self.learner = build_learner(self.cfg, self.agent)
 
     def make_env(self, num_envs: int) -> Any:
-        """The environment of the configuration."""
+        """Build the environment of the configuration."""
         return build_env(self.cfg, num_envs=num_envs, seed=0)
 
     def update(self, batch: Any) -> None:
-        """One gradient step."""
+        """Make one gradient step."""
         self.learner.update(batch)
 
     def autocast(self, precision: Precision) -> torch.autocast:
-        """The context of an update or of acting in a precision of the configuration."""
+        """Return the context of an update or of acting in a precision of the configuration."""
         return in_precision(torch.device(self.device), precision)
 
     def batch(self, size: int, length: int) -> Any:
-        """Sequences of random play, repeated to the length asked for."""
+        """Return sequences of random actions, repeated to the given length."""
         rollout = self.env.rollout(min(length - 1, 64), break_when_any_done=False).exclude(
             "goal_reached"
         )
@@ -105,14 +99,14 @@ class Subject:
 
 
 class Nowhere:
-    """A replay buffer that keeps nothing."""
+    """Replay buffer that stores nothing."""
 
     def extend(self, data: Any) -> None:
-        """Takes finished trajectories."""
+        """Discard finished trajectories."""
 
 
 def machine_rows(machine: Machine) -> Iterator[Row]:
-    """Rates of matrix products and of copies."""
+    """Yield the rates of matrix products and of copies."""
     for dtype in (torch.float32, torch.bfloat16):
         rate, kind = machine.product_rate(dtype), str(dtype).removeprefix("torch.")
         note = f"{rate / 1e9:.0f} GFLOP/s"
@@ -124,7 +118,7 @@ def machine_rows(machine: Machine) -> Iterator[Row]:
 def update_rows(
     subject: Subject, clock: Clock, machine: Machine, lengths: list[int]
 ) -> Iterator[Row]:
-    """Updates of the configured number of sequences, whole and by parts.
+    """Yield updates of the configured number of sequences, whole and by parts.
 
     The limit of an update is its floating-point operations at the rate of matrix products in its
     precision.
@@ -167,8 +161,9 @@ def update_rows(
 
 
 def packed_row(subject: Subject, clock: Clock, batch: Any) -> Row:
-    """An update of the same trajectories packed: the first is cut to two timesteps, the last is
-    whole.
+    """Return an update of the same trajectories packed.
+
+    The first is cut to two timesteps, the last is whole.
     """
     size, length = batch.shape
     mask = torch.arange(length) < torch.linspace(2, length, size).round().unsqueeze(-1)
@@ -180,8 +175,7 @@ def packed_row(subject: Subject, clock: Clock, batch: Any) -> Row:
 def acting_rows(
     subject: Subject, clock: Clock, machine: Machine, counts: list[int]
 ) -> Iterator[Row]:
-    """Environment steps of the training recipe's collector, from the hundredth timestep of every
-    environment on.
+    """Yield environment steps of the training recipe's collector, from timestep 100 on.
 
     The limit of a step is the policy's floating-point operations at the rate of matrix products in
     its precision.
@@ -210,7 +204,7 @@ def acting_rows(
 
 
 def environment_cost(env: Any, clock: Clock) -> float:
-    """Seconds of a step of all environments with random actions."""
+    """Return the seconds of a step of all environments with random actions."""
     current = [env.reset()]
 
     def play() -> None:
@@ -223,7 +217,7 @@ def environment_cost(env: Any, clock: Clock) -> float:
 def policy_cost(
     subject: Subject, clock: Clock, count: int, precision: str | None
 ) -> tuple[float, float]:
-    """Seconds and operations of a decision for all environments, as the collector asks for it."""
+    """Return seconds and operations of a decision for all environments, as in the collector."""
     policy = copy.deepcopy(subject.agent.policy()).requires_grad_(False).eval()
     if hasattr(policy, "prepare_to_act"):
         policy.prepare_to_act()
@@ -240,7 +234,10 @@ def policy_cost(
 
 
 def sampling_rows(subject: Subject, clock: Clock, machine: Machine) -> Iterator[Row]:
-    """Appending, reading and relabelling whole trajectories; the limit is a copy of their bytes."""
+    """Yield appending, reading and relabelling of whole trajectories.
+
+    The limit is a copy of their bytes.
+    """
     size, rate = subject.cfg.schedule.batch_size, machine.copy_rate()
     data = subject.batch(_STORED, _LONGEST).to("cpu")
     read = sum(value.nbytes for value in data[:size].values(True, True)) / rate
@@ -263,8 +260,7 @@ def sampling_rows(subject: Subject, clock: Clock, machine: Machine) -> Iterator[
 
 
 def fit_rows(subject: Subject, clock: Clock) -> Iterator[Row]:
-    """One environment step and one update of the configuration, and all of them that the budget
-    allows.
+    """Yield one environment step, one update, and all of them that the budget allows.
 
     Raises:
         ValueError: If the collector is another than `SyncCollector`, which alone can be measured by
@@ -296,7 +292,7 @@ def fit_rows(subject: Subject, clock: Clock) -> Iterator[Row]:
 
 
 def memory_rows(child: Callable[..., Any], lengths: list[int]) -> Iterator[Row]:
-    """The most memory that an update of one sequence takes, measured in processes of their own."""
+    """Yield the peak memory of an update of one sequence, each measured in a new process."""
     for length in lengths:
         megabytes, seconds = child("--peak", str(length))
         note = f"{megabytes:.0f} MB beyond the agent itself"
@@ -304,7 +300,7 @@ def memory_rows(child: Callable[..., Any], lengths: list[int]) -> Iterator[Row]:
 
 
 def peak(subject: Subject, length: int) -> list[float]:
-    """The megabytes that one update adds to what the process had, and its seconds."""
+    """Return the megabytes that one update adds to those of the process, and its seconds."""
     subject.update(subject.batch(1, 16))
     batch = subject.batch(1, length)
     before, start = used(subject.device), time.process_time()
@@ -313,7 +309,7 @@ def peak(subject: Subject, length: int) -> list[float]:
 
 
 def used(device: str) -> float:
-    """Bytes that this process has held at the same time so far."""
+    """Return the peak memory of this process so far, in bytes."""
     if device.startswith("cuda"):
         return float(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0

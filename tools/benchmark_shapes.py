@@ -1,6 +1,4 @@
-"""How many updates of a run would be replayed from a recording, and how much of their batches is
-padding.
-"""
+"""Share of updates that a recording would replay, and share of padding in batches."""
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -21,11 +19,11 @@ from yamame.runs.trained import load_trained
 
 NUM_UPDATES = 600
 _NUM_ENVS, _STEPS = 64, 1000
-"""Environments that play, and the steps of each where nobody tells how long an episode may be."""
+"""Number of environments, and the steps of each if the length of episodes is unknown."""
 
 
 class Counting:
-    """Counts what is recorded and replayed instead of an update that computes something."""
+    """Counter of recorded and replayed updates, which computes nothing."""
 
     def __init__(self) -> None:
         self.recorded = self.replayed = 0
@@ -41,7 +39,7 @@ class Counting:
         )
 
     def update(self, shape: tuple[int, ...]) -> None:
-        """Makes an update of a batch of this shape."""
+        """Make an update of a batch of this shape."""
         batch = TensorDict({"x": torch.empty(shape, device="meta")}, shape)
         gradients, step = self._updates.halves(batch)
         step(gradients(batch)["grad_norm"])
@@ -61,7 +59,7 @@ class Counting:
 
 
 def shape_table(overrides: list[str], agent: str | None = None) -> Iterator[str]:
-    """The lines of a table with a row for a configuration of the training recipe."""
+    """Yield the lines of a table with a row for a configuration of the training recipe."""
     counting, shapes, cells, real = Counting(), set(), 0, 0
     for batch in sampled(overrides, agent):
         counting.update(tuple(batch.shape))
@@ -76,8 +74,9 @@ def shape_table(overrides: list[str], agent: str | None = None) -> Iterator[str]
 
 
 def sampled(overrides: list[str], agent: str | None) -> Iterator[TensorDictBase]:
-    """Batches of the training recipe: of its data, or of what an agent or random actions make of
-    its environment.
+    """Yield batches of the training recipe.
+
+    They come from its data, or from episodes of an agent or of random actions in its environment.
     """
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = compose("train", overrides=["logger=none", *overrides, "device=cpu"])
@@ -98,7 +97,7 @@ def sampled(overrides: list[str], agent: str | None) -> Iterator[TensorDictBase]
 @torch.no_grad()
 @set_exploration_type(ExplorationType.RANDOM)
 def played(env: EnvBase, policy: nn.Module | None) -> TensorDictBase:
-    """Whole episodes of a policy, or of random actions."""
+    """Return whole episodes of a policy, or of random actions."""
     steps = 2 * (longest_episode(env) or _STEPS)
     packed = pack(env.rollout(steps, policy, break_when_any_done=False)).exclude(
         ("next", "aborted")

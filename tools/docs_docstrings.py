@@ -1,6 +1,4 @@
-"""An extension of Griffe, which reads docstrings for the site: doctests become blocks of code,
-roles plain names.
-"""
+"""Griffe extension that renders docstrings: doctests as code blocks, roles as plain names."""
 
 import re
 from itertools import groupby
@@ -12,16 +10,16 @@ ROLE = re.compile(r":\w+:(?=`)")
 
 
 class Doctests(Extension):
-    """Rewrites every docstring as Markdown before its sections are read."""
+    """Conversion of every docstring to Markdown before its sections are parsed."""
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
-        """Called for each module, class, function and attribute."""
+        """Convert the docstring of a module, class, function or attribute."""
         if obj.docstring is not None:
             obj.docstring.value = fence_doctests(ROLE.sub("", obj.docstring.value))
 
 
 def fence_doctests(text: str) -> str:
-    r"""Puts a fence around each paragraph that is a doctest.
+    r"""Put a fence around each paragraph that is a doctest.
 
     >>> print(fence_doctests("Adds.\n\n>>> 1 + 1\n2\n"))
     Adds.

@@ -1,5 +1,4 @@
-"""Hooks of MkDocs (`mkdocs.yml`): links into the repository lead to pages of its source, equations
-become MathML.
+"""MkDocs hooks: link into the repository to pages of its source, and render MathML.
 
 Pages are written for a reader of the repository: a link such as ``../components/yamame/keys.py``
 works there. The site holds the files that pages name as pages of its own, below ``source/``, so
@@ -21,11 +20,11 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 FETCH = re.compile(r'<(?:link\b[^>]*\bhref|\w+\b[^>]*\bsrc(?:set)?)=["\']?(?:https?:)?//[^>]*>')
 ALWAYS = ("CONTRIBUTING.md", "CHANGELOG.md")
-"""What the navigation names, whether a page does or not."""
+"""Pages in the navigation, which are built even if no page links to them."""
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
-    """Adds a page for every file and folder of the repository that a page links to."""
+    """Add a page for every file and folder of the repository that a page links to."""
     waiting, known = [*ALWAYS], set()
     for page in files.documentation_pages():
         waiting += outside(f"docs/{page.src_uri}", page.content_string)
@@ -43,7 +42,7 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turns links to files of the repository into links to their pages."""
+    """Turn links to files of the repository into links to their pages."""
     here = page.file.src_uri
     origin = here.removeprefix("source/") if here.startswith("source/") else f"docs/{here}"
 
@@ -58,7 +57,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Renders equations."""
+    """Render equations."""
 
     def render(match: re.Match[str]) -> str:
         display = "block" if match[1] == "div" else "inline"
@@ -68,14 +67,14 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Refuses a page that would fetch something from elsewhere when it is read."""
+    """Raise if a page would load a resource from another site."""
     if fetched := FETCH.search(output):
         raise PluginError(f"{page.file.src_uri} must fetch nothing, got {fetched[0]}")
     return output
 
 
 def outside(origin: str, text: str) -> list[str]:
-    """The files and folders outside of ``docs`` that a page of the repository links to."""
+    """Return the files and folders outside of ``docs`` that a page of the repository links to."""
     paths = [resolve(origin, match[1]) for match in LINK.finditer(text)]
     return [
         path for path in paths if not path.startswith((".", "docs/")) and (ROOT / path).exists()
@@ -83,19 +82,19 @@ def outside(origin: str, text: str) -> list[str]:
 
 
 def resolve(origin: str, link: str) -> str:
-    """A link's path in the repository, given that of the page it stands on."""
+    """Return the path of a link in the repository, given the page that contains it."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(origin), link))
 
 
 def source_uri(path: str) -> str:
-    """Where the page of a file or folder stands among the pages."""
+    """Return the URI of the page of a file or folder."""
     if path.endswith(".md"):
         return f"source/{path}"
     return f"source/{path}/index.md" if (ROOT / path).is_dir() else f"source/{path}.md"
 
 
 def page_of(path: Path) -> str:
-    """The page of a file, or of the files of a folder."""
+    """Return the page of a file, or of the files of a folder."""
     if path.suffix == ".md":
         return path.read_text()
     name = path.relative_to(ROOT)
@@ -107,6 +106,6 @@ def page_of(path: Path) -> str:
 
 
 def listing(path: Path) -> str:
-    """A file's text as a block of code with its name."""
+    """Return the text of a file as a code block with its name."""
     language = {".py": "python", ".yaml": "yaml"}.get(path.suffix, "text")
     return f'\n~~~~~~{language} title="{path.relative_to(ROOT)}"\n{path.read_text()}~~~~~~\n'

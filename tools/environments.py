@@ -1,5 +1,4 @@
-"""Measures every environment of ``conf/env``: what it emits, what a random policy earns, how fast
-it is.
+"""Measure entries, random returns and speed of every environment in ``conf/env``.
 
     python tools/environments.py                     # all that are installed, as a Markdown table
     python tools/environments.py wind env.num_tasks=1 --num-envs 64 --episodes 256
@@ -33,7 +32,7 @@ HEADER = (
 
 
 def main() -> None:
-    """Prints one line per environment."""
+    """Print one line per environment."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -66,7 +65,7 @@ def main() -> None:
 
 
 def measured(choice: str, overrides: list[str], options: argparse.Namespace) -> list[str]:
-    """The cells of one environment."""
+    """Return the cells of one environment."""
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = compose("train", overrides=[f"env={choice}", *overrides])
     single = build_env(cfg, num_envs=1, seed=options.seed)
@@ -89,8 +88,9 @@ def measured(choice: str, overrides: list[str], options: argparse.Namespace) -> 
 
 
 def speeds(env: EnvBase, random: Callable, single: EnvBase, seconds: float) -> tuple[float, str]:
-    """Steps per CPU second, and how many times that of a native environment's Gymnasium form it
-    is.
+    """Return steps per CPU second, and their ratio to those of the Gymnasium interface.
+
+    The ratio is measured for native environments only.
     """
     batch = play_batch(env, random)
     if not isinstance(single, BatchedEnv):
@@ -101,7 +101,7 @@ def speeds(env: EnvBase, random: Callable, single: EnvBase, seconds: float) -> t
 
 
 def play_batch(env: EnvBase, random: Callable) -> Callable[[], int]:
-    """What steps all environments of a batch, and returns how many these are."""
+    """Return a function that steps all environments of a batch and returns their number."""
     current = [env.reset()]
 
     def step() -> int:
@@ -112,7 +112,7 @@ def play_batch(env: EnvBase, random: Callable) -> Callable[[], int]:
 
 
 def play_single(env: GymnasiumEnv) -> Callable[[], int]:
-    """The same of one environment through Gymnasium."""
+    """Return a function that steps one environment through Gymnasium and returns 1."""
     env.reset(seed=0)
 
     def step() -> int:
@@ -125,7 +125,7 @@ def play_single(env: GymnasiumEnv) -> Callable[[], int]:
 
 
 def cpu_speed(step: Callable[[], int], seconds: float) -> float:
-    """Steps per CPU second."""
+    """Return steps per CPU second."""
     start, count = time.process_time(), 0
     while time.process_time() - start < seconds:
         count += step()
@@ -133,7 +133,7 @@ def cpu_speed(step: Callable[[], int], seconds: float) -> float:
 
 
 def shapes(env: EnvBase) -> str:
-    """The entries that the environment adds to the context."""
+    """Describe the entries that the environment adds to the context."""
     spec = env.observation_spec
     names = [key for key in spec.keys(True, True) if key not in (*CONTEXT, "success", "aborted")]
     joined = {key: key if isinstance(key, str) else ".".join(key) for key in names}
@@ -141,7 +141,7 @@ def shapes(env: EnvBase) -> str:
 
 
 def action(env: EnvBase) -> str:
-    """The kind and size of the action."""
+    """Describe the kind and size of the action."""
     spec = env.action_spec
     size = int(spec.space.n) if type(spec).__name__ == "Categorical" else list(spec.shape[1:])
     return f"{type(spec).__name__} {size}"

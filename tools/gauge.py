@@ -1,8 +1,8 @@
 """Print style figures of the package beside those of installed model packages.
 
-    python tools/gauge.py                      # the package by room, then whatever model packages are installed
-    python tools/gauge.py components recipes   # other folders
-    python tools/gauge.py --frames             # calls between a recipe and its targets, of a tiny run
+    python tools/gauge.py                     # the package by room, and installed model packages
+    python tools/gauge.py components recipes  # other folders
+    python tools/gauge.py --frames            # calls between a recipe and its targets
 
 Figures per folder:
 
@@ -173,7 +173,7 @@ def installed(name: str) -> Path | None:
 
 
 def own_frames(frame: FrameType | None) -> list[tuple[str, str]]:
-    """Return file and function of the callers of a frame that lie in the repository, outermost first."""
+    """Return file and function of a frame's callers in the repository, outermost first."""
     frames = []
     while frame is not None:
         file = Path(os.path.realpath(frame.f_code.co_filename))

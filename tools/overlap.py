@@ -1,14 +1,14 @@
-"""Counts which tasks of an evaluation training meets: equal tasks, whatever their seeds.
+"""Count the tasks of an evaluation that training meets, comparing tasks by value.
 
-    python tools/overlap.py                                        # a table of the native environments
-    python tools/overlap.py env=frozenlake env.size=4              # any overrides of recipes/train.py
+    python tools/overlap.py                                            # native environments
+    python tools/overlap.py env=frozenlake env.size=4                  # any overrides
     python tools/overlap.py experiment=cpu_mazerunner --episodes 7000
 
-Training meets a task if it draws it, or if relabelling makes it of a trajectory. Which tasks are
-the same follows from the description of what is new in an evaluation (`CLAIMS`), compared by value;
-the hash of the split is not used. Environments without a split use theirs. Trajectories are those
-of random actions, and each is relabelled several times. Layouts are walls, roads with their
-buttons, pairs of key and door, and holes of lakes.
+Training meets a task if it draws it, or if relabelling creates it. Tasks are the same if they are
+equal in the entries of which the evaluation claims novelty (`CLAIMS`); the hash of the split is not
+used. Environments without a split use their hash. Trajectories are those of random actions, and
+each is relabelled several times. Layouts are walls, roads with their buttons, pairs of key and
+door, and holes of lakes.
 """
 
 import argparse
@@ -44,7 +44,7 @@ ROWS = (
     "experiment=cpu_frozenlake",
     "env=frozenlake env.hard=true env.size=4",
 )
-"""What is counted if nothing is asked for."""
+"""Overrides that are counted by default."""
 CLAIMS = {
     "new mazes": ("walls",),
     "new goals in known mazes": ("walls", "instruction"),
@@ -57,11 +57,9 @@ CLAIMS = {
     "new lakes": ("holes",),
     "new actions on known lakes": ("holes", "effects"),
 }
-"""Entries of a task in which it must differ from all tasks of training, by the description of an
-evaluation.
-"""
+"""Entries in which tasks must differ from those of training, by description of an evaluation."""
 AT_ONCE = 500
-"""Episodes that are played together."""
+"""Number of episodes that run together."""
 HEADER = (
     *("settings", "new in an evaluation", "different tasks in training", "in the evaluation"),
     *("met", "met with relabelling", "layouts met"),
@@ -69,7 +67,7 @@ HEADER = (
 
 
 def main() -> None:
-    """Prints the table, and the environments that it leaves out."""
+    """Print the table, and the environments that it leaves out."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -89,7 +87,7 @@ def main() -> None:
 
 
 def row_of(overrides: list[str], episodes: int, draws: int) -> list[str]:
-    """The cells of one configuration."""
+    """Return the cells of one configuration."""
     cfg = yamame.compose(*overrides, "logger=none", "window=null", "packing=null")
     training = native(cfg, num_envs=min(AT_ONCE, episodes))
     evaluation = native(cfg, held_out=True)
@@ -115,7 +113,7 @@ def row_of(overrides: list[str], episodes: int, draws: int) -> list[str]:
 
 
 def native(cfg: DictConfig, *, num_envs: int = 1, held_out: bool = False) -> BatchedEnv:
-    """The native environment of a configuration; of repeated trials, that which is repeated."""
+    """Build the native environment of a configuration, without the wrapper of repeated trials."""
     env = build_env(cfg, num_envs=num_envs, seed=0, held_out=held_out)
     env = getattr(env, "env", env)
     if not isinstance(env, BatchedEnv):
@@ -125,9 +123,7 @@ def native(cfg: DictConfig, *, num_envs: int = 1, held_out: bool = False) -> Bat
 
 
 def entries_of(described: str, env: BatchedEnv) -> tuple[str, ...] | None:
-    """Entries that `CLAIMS` names for the description of an evaluation; None if it claims nothing
-    to be new.
-    """
+    """Return the entries in `CLAIMS` of an evaluation; None if it claims no novelty."""
     if env.novelty is None or not described.startswith(env.novelty):
         return None
     if env.novelty not in CLAIMS:
@@ -138,7 +134,7 @@ def entries_of(described: str, env: BatchedEnv) -> tuple[str, ...] | None:
 
 
 def layout_hash(cfg: DictConfig) -> Hash | None:
-    """Hashes walls, roads, rooms or lakes alone; None for an environment without a split."""
+    """Return a hash of walls, roads, rooms or lakes; None for an environment without a split."""
     split_by = parameters_of(target_of(cfg.env)).get("split_by")
     if split_by is None:
         return None
@@ -148,15 +144,13 @@ def layout_hash(cfg: DictConfig) -> Hash | None:
 
 
 def seeds(seed: int, num_envs: int, num: int) -> Tensor:
-    """The seeds of the tasks of so many episodes, those that each env begins with first."""
+    """Return the seeds of the tasks of the first episodes, in the order in which envs draw them."""
     place = torch.arange(num)
     return fold(fold(torch.full_like(place, seed), place % num_envs), place // num_envs)
 
 
 def without_split() -> Iterator[str]:
-    """A line for the native environments that have no split, and one for those that have too few
-    tasks for one.
-    """
+    """Yield the native environments without a split, and those with too few tasks for one."""
     tasks = {}
     for path in sorted((conf_dir() / "env").glob("*.yaml")):
         cfg = yamame.compose(f"env={path.stem}", "logger=none")

@@ -1,15 +1,15 @@
-"""How fast a run would be on more cores, more machines and more GPUs, and what would hold it back.
+"""Estimate the speed of a run on more cores, machines and GPUs, and its bottleneck.
 
-    python tools/benchmark.py fit sampling --json env=crafter > here.json             # on a core that would act
-    python tools/benchmark.py fit --device cuda --json env=crafter > gpu.json         # where updates would be made
+    python tools/benchmark.py fit sampling --json env=crafter > here.json        # on an acting core
+    python tools/benchmark.py fit --device cuda --json env=crafter > gpu.json    # on a learner
     python tools/plan_scale.py here.json --updates gpu.json --cores 200 --learners 8
 
-All costs come from what was measured; without ``--updates`` the learner is a core of the same kind.
-The slowest part decides: actors make ``cores / step`` environment steps a second, a learner uses
-``1 / (updates a step x update)``, its sampling serves ``1 / (updates a step x batch)``, and its
-main thread stores ``1 / (storing a step)``. More learners share nothing but gradients: each brings
-its own batch, actors and replay, so that the whole batch grows with them. Left out are networks
-between machines, evaluations, starting, and what actors on the learner's own cores take from it.
+All costs are measured ones. Without ``--updates`` the learner is a core of the same kind. The
+slowest part limits the speed: actors make ``cores / step`` environment steps per second, a learner
+uses ``1 / (updates per step x update)``, its sampling serves ``1 / (updates per step x batch)``,
+and its main thread stores ``1 / (storing a step)``. Learners share only gradients: each has its own
+batch, actors and replay, so that the whole batch grows with their number. Networks between
+machines, evaluations, startup, and actors on the learner's own cores are not modelled.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of one core, or of the learner's device."""
+    """Costs in seconds of one core, or of the learner's device."""
 
     step: float  # environment and decision
     update: float
@@ -34,7 +34,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an arrangement comes to."""
+    """Estimated speed of an arrangement, and its bottleneck."""
 
     name: str
     steps_per_s: float
@@ -42,7 +42,7 @@ class Plan:
 
 
 def read_costs(acting: list[dict[str, Any]], learning: list[dict[str, Any]]) -> Costs:
-    """The costs among rows of ``tools/benchmark.py fit sampling --json``.
+    """Read the costs from rows of ``tools/benchmark.py fit sampling --json``.
 
     Raises:
         ValueError: A row is missing.
@@ -70,7 +70,7 @@ def _row(rows: list[dict[str, Any]], section: str, unit: str) -> dict[str, Any]:
 
 
 def plans(costs: Costs, *, cores: int, learners: int) -> Iterator[Plan]:
-    """One process, then one step after another of docs/scale.md.
+    """Return the plans of one process, and of each step of docs/scale.md.
 
     >>> for plan in plans(Costs(0.001, 0.01, 0.001, 1e-5, 0.1), cores=8, learners=4):
     ...     print(f"{plan.name}: {plan.steps_per_s:.0f} steps/s, {plan.bound}")
@@ -96,7 +96,7 @@ def plans(costs: Costs, *, cores: int, learners: int) -> Iterator[Plan]:
 
 
 def main() -> None:
-    """Prints a table."""
+    """Print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

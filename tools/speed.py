@@ -1,6 +1,4 @@
-"""What speed is measured with: a clock, the machine's own rates, a count of floating-point
-operations.
-"""
+"""Instruments to measure speed: a clock, rates of the machine, a count of operations."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,18 +12,19 @@ from torch.utils.flop_counter import flop_registry
 
 
 class Clock:
-    """Seconds of CPU time of this process, or of a GPU between events.
+    """Clock of the CPU seconds of this process, or of the seconds between events of a GPU.
 
     Args:
-        device: What is measured.
+        device: Device to measure.
     """
 
     def __init__(self, device: str = "cpu") -> None:
         self._cuda = device.startswith("cuda")
 
     def time(self, call: Callable[[], Any], *, seconds: float = 1.0, least: int = 3) -> float:
-        """The median time of a call that is repeated for about ``seconds``, after a first one that
-        does not count.
+        """Return the median time of a call, repeated for about ``seconds``.
+
+        The first call is not counted.
         """
         call()
         taken: list[float] = []
@@ -34,7 +33,7 @@ class Clock:
         return median(taken)
 
     def once(self, call: Callable[[], Any]) -> float:
-        """The time of one call."""
+        """Return the time of one call."""
         if not self._cuda:
             start = time.process_time()
             call()
@@ -48,23 +47,23 @@ class Clock:
 
 
 class Machine:
-    """What a device can do: matrix products and copies.
+    """Rates of a device: matrix products and copies.
 
     Args:
-        device: Where.
-        clock: Measures it.
+        device: Device to measure.
+        clock: Clock of the device.
     """
 
     def __init__(self, device: str, clock: Clock) -> None:
         self._device, self._clock = device, clock
 
     def product_rate(self, dtype: torch.dtype, size: int = 1024) -> float:
-        """Floating-point operations per second of square matrix products."""
+        """Return the floating-point operations per second of square matrix products."""
         a, b = (torch.randn(size, size, dtype=dtype, device=self._device) for _ in range(2))
         return 2 * size**3 / self._clock.time(lambda: a @ b, seconds=0.3, least=8)
 
     def copy_rate(self, megabytes: int = 64) -> float:
-        """Bytes per second that are copied."""
+        """Return the bytes copied per second."""
         source = torch.ones(megabytes * 2**20, dtype=torch.uint8, device=self._device)
         target = torch.empty_like(source)
         return len(source) / self._clock.time(lambda: target.copy_(source), seconds=0.2, least=8)
@@ -72,8 +71,7 @@ class Machine:
 
 @contextmanager
 def counting_flops() -> Iterator[list[float]]:
-    """Counts the floating-point operations of matrix products and attention inside, backward passes
-    included.
+    """Count floating-point operations of matrix products and attention, with backward passes.
 
     Unlike ``torch.utils.flop_counter.FlopCounterMode`` it does not look at modules, which would
     fail at those that hold a tensordict of parameters; and it knows the attention of CPUs, of which
@@ -101,8 +99,10 @@ def counting_flops() -> Iterator[list[float]]:
 
 
 def _attention_flops(args: tuple[Any, ...], kwargs: dict[str, Any], *, backward: bool) -> float:
-    """Of ``(query, key, value, dropout, causal)``, or of
-    ``(gradient, query, key, value, out, _, dropout, causal)``.
+    """Return the operations of attention, forward or backward.
+
+    The arguments are ``(query, key, value, dropout, causal)``, or ``(gradient, query, key, value,
+    out, _, dropout, causal)``.
     """
     query, key, position = (args[1], args[2], 7) if backward else (args[0], args[1], 4)
     causal = args[position] if len(args) > position else kwargs.get("is_causal", False)

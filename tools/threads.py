@@ -1,9 +1,10 @@
-"""How long a short run takes beside busy processes, in seconds of wall clock: this code, and a
-variant in alternation.
+"""Measure the wall-clock seconds of a short run beside busy processes.
 
-python tools/threads.py --busy 2 --versus OMP_WAIT_POLICY=PASSIVE    # waiting threads that sleep at once
-python tools/threads.py --root /tmp/other_checkout                   # another revision, on an idle machine
-python tools/threads.py --busy 2 budget.env_steps=16384              # other settings of recipes/train.py
+A variant, if given, is measured in alternation.
+
+    python tools/threads.py --busy 2 --versus OMP_WAIT_POLICY=PASSIVE  # threads that sleep
+    python tools/threads.py --root /tmp/other_checkout                 # another revision
+    python tools/threads.py --busy 2 budget.env_steps=16384            # other settings
 """
 
 import argparse
@@ -20,7 +21,7 @@ BUSY = "while True: pass"
 
 
 def seconds(root: Path, settings: list[str], changes: dict[str, str]) -> float:
-    """The time that recipes/train.py of a checkout takes."""
+    """Return the seconds that recipes/train.py of a checkout takes."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,
@@ -37,7 +38,7 @@ def seconds(root: Path, settings: list[str], changes: dict[str, str]) -> float:
 
 
 def main() -> None:
-    """The command line."""
+    """Parse the command line and print the times."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

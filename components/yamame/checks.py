@@ -12,14 +12,20 @@ Conditions that involve several arguments are checked in the body with `require`
 >>> require("Learner", "max_grad_norm", -1.0, False, "be positive")
 Traceback (most recent call last):
 yamame.checks.ArgumentError: Learner: max_grad_norm must be positive, got -1.0
+
+An error is an object with fields. Code that builds an object from the configuration knows the key
+of the argument and sets it (`yamame.files.building`, `at_key`); code that loads a run or a file
+knows that (`at_source`). No code reads or edits the text of another error.
 """
 
 import functools
 import inspect
+import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
 from typing import Annotated, Any, TypeVar
@@ -31,7 +37,41 @@ class UsageError(ValueError):
     """A mistake in a command line, a configuration file or an argument.
 
     `yamame.cli.app.main` prints its message as one line and exits with status 2.
+
+    The message is formatted here and in subclasses, and nowhere else. Code that knows where the
+    mistake is sets the attributes, and raises the same error again (`at_key`, `at_source`).
+
+    Args:
+        message: Text of the message.
+        key: Dotted key of the configuration that the mistake is about; None outside of one.
+        remedy: What the user can do, if the message alone does not say it.
+
+    Attributes:
+        source: Run, file or function in which the mistake is; None unless a caller has set it.
+
+    >>> error = UsageError("minigrid must be installed", key="env")
+    >>> error.source = "run=runs/mine"
+    >>> print(error)
+    run=runs/mine: env: minigrid must be installed
     """
+
+    source: str | None = None
+
+    def __init__(self, *message: object, key: str | None = None, remedy: str | None = None) -> None:
+        super().__init__(*message)
+        self.key = key
+        self.remedy = remedy
+
+    def describe(self) -> str:
+        """Return the message without source and remedy."""
+        message = super().__str__()
+        return message if self.key is None else f"{self.key}: {message}"
+
+    def __str__(self) -> str:
+        message = self.describe()
+        if self.source is not None:
+            message = f"{self.source}: {message}"
+        return message if self.remedy is None else f"{message}; {self.remedy}"
 
 
 class StateMismatchError(UsageError):
@@ -40,9 +80,6 @@ class StateMismatchError(UsageError):
 
 class ArgumentError(UsageError):
     """An argument that does not meet a condition.
-
-    The message is formatted here and nowhere else. Code that knows more about the argument, such as
-    its key in the configuration, sets the attributes and raises the error again.
 
     Args:
         owner: Class or function that was called.
@@ -53,6 +90,7 @@ class ArgumentError(UsageError):
 
     Attributes:
         key: Dotted key of ``owner`` in the configuration; None outside of one.
+        is_setting: Whether ``name`` is a key below ``key``. False for values known at run time.
 
     >>> error = ArgumentError("AdamW", "lr", -1.0, "be positive", remedy="try 1e-4")
     >>> print(error)
@@ -60,34 +98,138 @@ class ArgumentError(UsageError):
     >>> error.key = "optimizer"
     >>> print(error)
     optimizer.lr: must be positive, got -1.0; try 1e-4
+    >>> error.is_setting = False
+    >>> print(error)
+    optimizer (AdamW): lr must be positive, got -1.0; try 1e-4
     """
+
+    is_setting = True
 
     def __init__(
         self, owner: str, name: str, value: Any, condition: str, *, remedy: str | None = None
     ) -> None:
-        super().__init__(owner, name, value, condition)
+        super().__init__(owner, name, value, condition, remedy=remedy)
         self.owner = owner
         self.name = name
         self.value = value
         self.condition = condition
-        self.remedy = remedy
-        self.key: str | None = None
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
+        """Return the message without source and remedy."""
+        value = format_value(self.value)
         if self.key is None:
+            value = _shorten(repr(self.value))  # as in Python, not as in YAML
             argument = f"{self.owner}: {self.name}"
+        elif self.is_setting:
+            argument = f"{self.key}.{self.name}:" if self.key else f"{self.name}:"
         else:
-            argument = f"{self.key}.{self.name}:"
-        value = repr(self.value)
-        if len(value) > _LONGEST_VALUE:
-            value = f"{value[:_LONGEST_VALUE]}..."
-        message = f"{argument} must {self.condition}, got {value}"
-        return message if self.remedy is None else f"{message}; {self.remedy}"
+            argument = f"{self.key} ({self.owner}): {self.name}"
+        return f"{argument} must {self.condition}, got {value}"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The arguments of BaseException alone would lose the remedy and the key.
-        arguments = (self.owner, self.name, self.value, self.condition)
-        return type(self), arguments, {"remedy": self.remedy, "key": self.key}
+
+class SettingError(UsageError):
+    """A value in the configuration that does not meet a condition.
+
+    Args:
+        key: Dotted key of the value.
+        value: Value in the configuration.
+        condition: Condition that the value does not meet, in words that follow "must".
+        remedy: What the user can do, if the condition alone does not say it.
+
+    >>> print(SettingError("run.resume", None, "be true, false or auto"))
+    run.resume: must be true, false or auto, got null
+    """
+
+    def __init__(self, key: str, value: Any, condition: str, *, remedy: str | None = None) -> None:
+        super().__init__(key, value, condition, key=key, remedy=remedy)
+        self.value = value
+        self.condition = condition
+
+    def describe(self) -> str:
+        """Return the message without source and remedy."""
+        return f"{self.key}: must {self.condition}, got {format_value(self.value)}"
+
+
+class BuildError(UsageError):
+    """A part of a configuration whose constructor raised an error of another library.
+
+    Args:
+        key: Dotted key of the part.
+        reason: First line of the error, as the library wrote it.
+        numbers: Numeric arguments of the part, listed because such errors seldom name the argument.
+
+    >>> print(BuildError("optimizer", "Invalid learning rate: -1.0", {"lr": -1.0, "eps": 1e-8}))
+    optimizer: Invalid learning rate: -1.0; got lr=-1.0, eps=1e-08
+    """
+
+    def __init__(self, key: str, reason: str, numbers: Mapping[str, float]) -> None:
+        super().__init__(key, reason, numbers, key=key)
+        self.reason = reason
+        self.numbers = numbers
+
+    def describe(self) -> str:
+        """Return the message without source and remedy."""
+        message = f"{self.key}: {self.reason}"
+        if not self.numbers:
+            return message
+        # Largest first: most of these errors are about a size.
+        names = sorted(self.numbers, key=lambda name: abs(self.numbers[name]), reverse=True)
+        listed = [f"{name}={format_value(self.numbers[name])}" for name in names]
+        return f"{message}; got {', '.join(listed)}"
+
+
+def format_value(value: Any) -> str:
+    """Format a value as in YAML; a long one is cut off.
+
+    >>> format_value(None), format_value(True), format_value("a")
+    ('null', 'true', "'a'")
+    """
+    is_yaml_word = value is None or isinstance(value, bool)
+    return json.dumps(value) if is_yaml_word else _shorten(repr(value))
+
+
+def _shorten(text: str) -> str:
+    """Cut off a text that is too long for a message."""
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+@contextmanager
+def at_key(key: str, names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Within the block, give argument errors the key of their owner in the configuration.
+
+    Args:
+        key: Dotted key below which the arguments stand under their own names.
+        names: Dotted keys of arguments that stand elsewhere, or under another name.
+
+    >>> with at_key("schedule", {"decay": "schedule.average_decay"}):
+    ...     require("AveragedWeights", "decay", 2.0, False, "be in [0, 1)")
+    Traceback (most recent call last):
+    yamame.checks.ArgumentError: schedule.average_decay: must be in [0, 1), got 2.0
+    """
+    try:
+        yield
+    except ArgumentError as error:
+        if error.key is None:  # the innermost owner knows its key best
+            dotted = (names or {}).get(error.name, f"{key}.{error.name}")
+            error.key, _, error.name = dotted.rpartition(".")
+        raise
+
+
+@contextmanager
+def at_source(source: str) -> Iterator[None]:
+    """Within the block, give usage errors the run or file in which the mistake is.
+
+    >>> with at_source("run=runs/mine"):
+    ...     raise UsageError("the weights must be finite")
+    Traceback (most recent call last):
+    yamame.checks.UsageError: run=runs/mine: the weights must be finite
+    """
+    try:
+        yield
+    except UsageError as error:
+        # The outermost source is the one in the user's own words.
+        error.source = source
+        raise
 
 
 def require(
@@ -108,6 +250,29 @@ def require(
     """
     if not holds:
         raise ArgumentError(owner, name, value, condition, remedy=remedy)
+
+
+def require_setting(
+    key: str, value: Any, holds: bool, condition: str, *, remedy: str | None = None
+) -> None:
+    """Raise unless a value of the configuration meets a condition.
+
+    Args:
+        key: Dotted key of the value.
+        value: Value in the configuration.
+        holds: Result of the check.
+        condition: Condition, in words that follow "must".
+        remedy: What the user can do, if the condition alone does not say it.
+
+    Raises:
+        SettingError: "<key>: must <condition>, got <value>".
+
+    >>> require_setting("budget.updates", 0, False, "be positive", remedy="use null for no limit")
+    Traceback (most recent call last):
+    yamame.checks.SettingError: budget.updates: must be positive, got 0; use null for no limit
+    """
+    if not holds:
+        raise SettingError(key, value, condition, remedy=remedy)
 
 
 def require_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
@@ -156,13 +321,15 @@ class Bounds:
 
     def contain(self, value: float) -> bool:
         """Return whether a number lies in the range."""
-        return (
-            value == value  # NaN is not
-            and (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
+        if value != value:  # only NaN is not equal to itself
+            return False
+        if self.least is not None and value < self.least:
+            return False
+        if self.most is not None and value > self.most:
+            return False
+        if self.above is not None and value <= self.above:
+            return False
+        return self.below is None or value < self.below
 
     @property
     def condition(self) -> str:
@@ -178,6 +345,25 @@ class Bounds:
         if self.least is not None:
             return f"be at least {self.least:,}"
         return f"be at most {self.most:,}" if self.below is None else f"be below {self.below:,}"
+
+    def check(self, value: float) -> float:
+        """Return a number that lies in the range.
+
+        Raises:
+            ValueError: The number is outside of the range.
+        """
+        if not self.contain(value):
+            raise ValueError(self.condition)
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        """Let pydantic check the range of annotated fields.
+
+        Pydantic looks this method up by its name, and takes schemas as dictionaries, so that
+        neither needs an import here.
+        """
+        function = {"type": "no-info", "function": self.check}
+        return {"type": "function-after", "function": function, "schema": handler(source)}
 
 
 PositiveInt = Annotated[int, Bounds(least=1)]

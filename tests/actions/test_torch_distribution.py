@@ -1,4 +1,4 @@
-"""Distributions of actions are what PyTorch and TorchRL take for one."""
+"""Distributions of actions have the interface that PyTorch and TorchRL expect."""
 
 import pytest
 import torch

@@ -3,8 +3,12 @@
 import pytest
 import torch
 from omegaconf import OmegaConf
-from yamame.checks import UsageError
-from yamame.cli.nodes import check, check_targets, instantiate, plain
+from yamame import conf_dir
+from yamame.checks import ArgumentError, UsageError, bounds_of
+from yamame.cli.nodes import check, instantiate, located, plain, targets
+from yamame.cli.validation import parameters_of
+from yamame.files.trusted import locate
+from yamame.system.messages import OutsideError
 
 
 def test_targets_outside_the_list_are_refused_by_key_before_any_import():
@@ -16,7 +20,7 @@ def test_targets_outside_the_list_are_refused_by_key_before_any_import():
     with pytest.raises(
         UsageError, match=r"agent\.parts\.1\._target_ must begin with yamame\..*nowhere\.f'"
     ):
-        check_targets(named)
+        located(named)
     # Inside the list the same module is looked for, so the refusal above came first.
     with pytest.raises(UsageError, match="must name a class or function"):
         check(OmegaConf.create({"a": {"_target_": "torch.nn.a_module_that_is_nowhere.f"}}))
@@ -27,7 +31,7 @@ def test_targets_outside_the_list_are_refused_by_key_before_any_import():
 )
 def test_a_prefix_is_a_whole_package_name(target):
     with pytest.raises(UsageError, match=r"x\._target_ must begin with"):
-        check_targets({"x": {"_target_": target}})
+        located({"x": {"_target_": target}})
 
 
 def test_nested_targets_are_built_with_plain_containers_and_untouched_runtime_values():
@@ -55,6 +59,15 @@ def test_nested_targets_are_built_with_plain_containers_and_untouched_runtime_va
     assert instantiate(None) is None
 
 
+def test_nodes_within_a_node_that_is_not_recursive_stay_plain(own_module):
+    own_module("keeping", "def keep(part):\n    return part\n")
+    node = {"_target_": "keeping.keep", "part": [{"_target_": "torch.nn.ReLU"}]}
+    config = OmegaConf.create({"x": node, "trust": ["keeping."]})
+    assert isinstance(instantiate(config.x)[0], torch.nn.ReLU)
+    config.x["_recursive_"] = False
+    assert instantiate(config.x) == [{"_target_": "torch.nn.ReLU"}]
+
+
 def test_a_partial_node_gives_a_function_of_the_rest():
     node = OmegaConf.create({"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.5})
     parameter = torch.nn.Parameter(torch.zeros(2))
@@ -65,58 +78,108 @@ def test_what_a_constructor_refuses_is_reported_with_its_key():
     config = OmegaConf.create(
         {"agent": {"budget": {"_target_": "yamame.system.budget.Budget", "updates": 0}}}
     )
-    with pytest.raises(UsageError, match=r"^agent\.budget: Budget: updates must be .* got 0$"):
+    with pytest.raises(UsageError, match=r"^agent\.budget\.updates: must be .* got 0$"):
         instantiate(config.agent.budget)
     with pytest.raises(
         UsageError, match=r"^agent\.budget: .*unexpected keyword argument 'nothing'"
     ):
         instantiate(config.agent.budget, nothing=1)
-    nested = OmegaConf.create({"_target_": "torch.nn.Sequential", "_args_": [config.agent.budget]})
-    with pytest.raises(UsageError, match=r"Budget: updates must be .* got 0$"):
-        instantiate(nested)
+    nested = {"_target_": "torch.nn.Sequential", "_args_": [plain(config.agent.budget)]}
+    with pytest.raises(UsageError, match=r"^net\._args_\.0\.updates: must be .* got 0$"):
+        instantiate(OmegaConf.create({"net": nested}).net)
+    config.agent.budget.updates = 5
+    with pytest.raises(UsageError, match=r"^agent\.budget \(Budget\): minutes must be .* got 0$"):
+        instantiate(config.agent.budget, minutes=0)  # known at run time, no setting
 
 
 OWN = """
+from yamame.checks import ArgumentError, UsageError
+from yamame.system.messages import OutsideError
+
 class Own:
-    def __init__(self, error, message, loc=0.25, scale=1):
-        raise {"value": ValueError, "memory": MemoryError, "torch": RuntimeError}[error](message)
+    def __init__(self, kind, loc=0.25, scale=1, flag=True, fact=None):
+        errors = {
+            "value": ValueError("it broke\\n  here"),
+            "memory": MemoryError(),
+            "torch": RuntimeError("[enforce fail at alloc.cpp:1] not enough memory"),
+            "usage": UsageError("scale=1 is too small"),
+            "outside": OutsideError("a simulator crashed"),
+            "setting": ArgumentError("Own", "scale", scale, "be even"),
+            "computed": ArgumentError("Inner", "scale", 2 * scale, "be below 1"),
+            "fact": ArgumentError("Own", "fact", fact, "be given"),
+        }
+        raise errors[kind]
 """
 
 
 @pytest.mark.parametrize(
-    ("error", "message", "scale", "told"),
+    ("kind", "message"),
     [
-        # About numbers without a name: those that are quoted, or all that may have led to it.
-        ("value", "Invalid rate: 0.25", 3, "loc=0.25"),
-        ("value", "cannot divide 7 by 2", 3, "scale=3, loc=0.25"),
-        ("torch", "negative dimension -5", 2.5, "scale=2.5, loc=0.25"),
-        ("memory", "out of memory", True, "loc=0.25"),  # flags are no numbers
-        # About a number with its name, or about none.
-        ("value", "loc=0.25 is too small", 3, ""),
-        (
-            "value",
-            "Encoder: parameter_roles['part.0'] must be one of ('hidden', 'table'), got 'matrix'",
-            3,
-            "",
-        ),
-        ("value", "unknown activation 'relu6'", 3, ""),
-        ("value", "it broke", 3, ""),
+        # Errors of libraries do not name arguments, so that numbers are listed, largest first.
+        ("value", "part: it broke; got scale=3, loc=0.25"),
+        ("memory", "part: MemoryError; got scale=3, loc=0.25"),
+        ("torch", "part: [enforce fail at alloc.cpp:1] not enough memory; got scale=3, loc=0.25"),
+        ("usage", "part: scale=1 is too small"),
+        ("setting", "part.scale: must be even, got 3"),
+        ("computed", "part (Inner): scale must be below 1, got 6"),
+        ("fact", "part (Own): fact must be given, got null"),
     ],
 )
-def test_numbers_are_told_where_an_error_is_about_some_and_does_not_name_them(
-    own_module, error, message, scale, told
-):
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_an_error_of_a_constructor_gets_the_key_of_its_node(own_module, kind, message, is_partial):
     own_module("numbered", OWN)
-    node = {
-        "_target_": "numbered.Own",
-        "error": error,
-        "message": message,
-        "loc": 0.25,
-        "scale": scale,
-    }
+    node = {"_target_": "numbered.Own", "kind": kind, "scale": 3, "loc": 0.25, "flag": True}
+    node |= {"_partial_": True} if is_partial else {}
+    config = OmegaConf.create({"part": node, "trust": ["numbered."]})
     with pytest.raises(UsageError) as raised:
+        instantiate(config.part)()
+    assert str(raised.value) == message
+
+
+def outside(bounds):
+    """Values on the wrong side of bounds."""
+    sides = (bounds.least, -1), (bounds.most, 1), (bounds.above, 0), (bounds.below, 0)
+    return [limit + step for limit, step in sides if limit is not None]
+
+
+def bounded_arguments():
+    """Every bounded argument of the classes that the configurations name, with its bounds."""
+    found = {}
+    for path in sorted(conf_dir().rglob("*.yaml")):
+        config = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        for _, node in targets(config):
+            target = locate(node["_target_"], "part")
+            for name, bounds in bounds_of(target).items():
+                found[node["_target_"], name] = bounds
+    return found
+
+
+def test_values_outside_of_the_bounds_of_a_signature_are_named_by_their_key():
+    for (path, name), bounds in bounded_arguments().items():
+        parameters = parameters_of(locate(path, "part"))
+        # None is never outside of bounds, and nothing is built with it.
+        given = {
+            other: None
+            for other, parameter in parameters.items()
+            if parameter.default is parameter.empty and parameter.kind in (1, 3) and other != name
+        }
+        for value in outside(bounds):
+            node = OmegaConf.create({"part": {"_target_": path, name: value}}).part
+            with pytest.raises(ArgumentError) as raised:
+                instantiate(node, **given)
+            assert str(raised.value).startswith(f"part.{name}: must be "), path
+            assert str(raised.value).endswith(f", got {value}"), path
+
+
+def test_bounds_of_several_rooms_are_checked():
+    assert len(bounded_arguments()) >= 2
+
+
+def test_a_failure_outside_of_the_program_is_no_mistake_of_the_configuration(own_module):
+    own_module("numbered", OWN)
+    node = {"_target_": "numbered.Own", "kind": "outside"}
+    with pytest.raises(OutsideError, match=r"^a simulator crashed$"):
         instantiate(OmegaConf.create({"part": node, "trust": ["numbered."]}).part)
-    assert str(raised.value) == f"part: {message}" + (f"; got {told}" if told else "")
 
 
 def test_plain_resolves_and_refuses_missing_values():

@@ -1,6 +1,4 @@
-"""What tests of deployment share: agents with new weights, small, beside the environments they are
-for.
-"""
+"""Fixtures of the tests of deployment: small agents with new weights, and their environments."""
 
 from types import SimpleNamespace
 
@@ -30,9 +28,7 @@ HEADS = tuple(
 def make_subject(
     encoder: str = "transformer", *overrides: str, num_envs: int = 4
 ) -> SimpleNamespace:
-    """An environment, an agent for it, whose policy tells actions apart, and what a file would say
-    of it.
-    """
+    """Return an environment, an agent for it, and the content of the agent's file."""
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         given = MAZE if not any(text.startswith("env=") for text in overrides) else ()
         cfg = compose(
@@ -41,36 +37,38 @@ def make_subject(
     env = build_env(cfg, num_envs=num_envs, seed=0)
     torch.manual_seed(0)
     agent = build_agent(cfg, env).eval()
-    with torch.no_grad():  # new networks hardly tell observations apart
+    with torch.no_grad():
+        # The outputs of new networks hardly depend on observations, so weights are enlarged.
         for module in agent.modules():
             if isinstance(module, torch.nn.Linear):
                 module.weight.mul_(2.0)
-                module.bias.zero_() if module.bias is not None else None
+                if module.bias is not None:
+                    module.bias.zero_()
     saved = SavedAgent("a test", plain(cfg), Interface.of(env), agent.state_dict(), {"step": 7})
     return SimpleNamespace(cfg=cfg, env=env, agent=agent, saved=saved)
 
 
 @pytest.fixture(scope="session")
 def subject():
-    """`make_subject`."""
+    """Return the function `make_subject`."""
     return make_subject
 
 
 @pytest.fixture(scope="session")
 def maze():
-    """A Transformer in a maze; nobody may change it."""
+    """Return an agent with a Transformer for a maze; tests must not change it."""
     return make_subject()
 
 
 @pytest.fixture
 def agent(maze):
-    """The maze's agent, greedy, loaded anew."""
+    """Return a new greedy agent for the maze."""
     return DeployedAgent(maze.saved, greedy=True)
 
 
 @pytest.fixture(scope="session")
 def observations():
-    """Random observations of an agent: of one stream, or of ``num``."""
+    """Return a function that draws random observations of one stream, or of ``num``."""
 
     def draw(agent, num=None, seed=0):
         torch.manual_seed(seed)

@@ -1,6 +1,4 @@
-"""A deployed agent decides what an evaluation decides, one stream or many, whoever joins or
-leaves.
-"""
+"""A deployed agent decides as in an evaluation, for one stream and for changing sessions."""
 
 import numpy as np
 import pytest
@@ -17,11 +15,17 @@ ENCODERS = ("transformer", "gru", "window", "memoryless", "linear_recurrent", "r
 def play_beside(
     subject, deployed, num_steps: int, *, trials: bool = False, wrong: bool = False
 ) -> tuple[int, int]:
-    """Plays a policy and shows a deployed agent the same: steps whose actions differ, episodes that
-    ended.
+    """Play a policy, and pass the same timesteps to a deployed agent.
+
+    Returns:
+        Number of steps with different actions, and number of episodes that ended.
     """
-    env, policy = subject.env, fresh_copy(subject.agent.policy())
-    names, given, differing, ended = list(range(env.batch_size[0])), {}, 0, 0
+    env = subject.env
+    policy = fresh_copy(subject.agent.policy())
+    names = list(range(env.batch_size[0]))
+    given = {}
+    differing = 0
+    ended = 0
     deployed.reset(sessions=names)
     with acting(0, greedy=True):
         env.set_seed(1)
@@ -44,8 +48,10 @@ def play_beside(
 
 
 def played_steps(subject, num_steps: int) -> list[tuple]:
-    """What a policy sees, does, earns and ends in an evaluation, step by step."""
-    env, policy, steps = subject.env, fresh_copy(subject.agent.policy()), []
+    """Return observation, action, reward and done of every step of an evaluation."""
+    env = subject.env
+    policy = fresh_copy(subject.agent.policy())
+    steps = []
     keys = DeployedAgent(subject.saved).observation_spec.keys()
     with acting(0, greedy=True):
         env.set_seed(1)
@@ -54,8 +60,9 @@ def played_steps(subject, num_steps: int) -> list[tuple]:
             shown = {key: timestep[key].numpy().copy() for key in keys}
             action = policy(timestep)["action"].numpy().copy()
             step, timestep = env.step_and_maybe_reset(timestep)
-            told = (step["next", key].squeeze(-1).numpy().copy() for key in ("reward", "done"))
-            steps.append((shown, action, *told))
+            reward = step["next", "reward"].squeeze(-1).numpy().copy()
+            done = step["next", "done"].squeeze(-1).numpy().copy()
+            steps.append((shown, action, reward, done))
     return steps
 
 
@@ -115,7 +122,7 @@ def test_sessions_that_join_ask_and_leave_at_any_time_act_as_in_one_evaluation(s
     )  # episodes ended on the way
 
 
-def test_an_end_that_is_not_told_changes_actions(subject):
+def test_an_unreported_end_of_an_episode_changes_actions(subject):
     made = subject("gru")
     assert play_beside(made, DeployedAgent(made.saved, greedy=True), 60, wrong=True)[0] > 0
 
@@ -133,7 +140,7 @@ TRIALS = {
 
 
 @pytest.mark.parametrize("env", TRIALS)
-def test_trials_of_one_task_are_told_apart_from_episodes(subject, env):
+def test_trials_of_one_task_differ_from_episodes(subject, env):
     made = subject("gru", *TRIALS[env])
     differing, ended = play_beside(made, DeployedAgent(made.saved, greedy=True), 60, trials=True)
     assert differing == 0
@@ -158,14 +165,86 @@ def test_continuous_actions_are_those_of_an_evaluation(subject):
     assert play_beside(made, DeployedAgent(made.saved, greedy=True), 40) == (0, 0)
 
 
+def stories(agent, observations, num: int, length: int) -> tuple[list, list]:
+    """Return random observations and rewards of sessions of different lengths."""
+    seen = [[observations(agent, seed=100 * i + t) for t in range(length + i)] for i in range(num)]
+    rewards = np.random.default_rng(0).normal(size=(num, length + num))
+    return seen, rewards
+
+
 def alone(agent, seen, rewards) -> list:
-    """The actions of one stream."""
+    """Return the actions of one stream."""
     agent.reset()
     actions = [agent.act(seen[0])]
     return actions + [agent.act(o, reward=r) for o, r in zip(seen[1:], rewards[1:], strict=False)]
 
 
-def test_memory_matters_so_that_the_laws_above_say_something(agent, observations):
+@pytest.mark.parametrize("encoder", ["transformer", "gru"])
+def test_sessions_that_join_and_leave_act_as_they_would_alone(subject, observations, encoder):
+    made = subject(encoder)
+    number = 7
+    agent = DeployedAgent(made.saved, greedy=True)
+    seen, rewards = stories(agent, observations, number, 20)
+    expected = [np.array(alone(agent, seen[i], rewards[i])).tolist() for i in range(number)]
+    assert len(set(map(tuple, expected))) > 1
+
+    random = np.random.default_rng(1)
+    actions = [[] for _ in range(number)]
+    sizes = set()
+    waiting = list(range(number))
+    while waiting:
+        # Some of the sessions, in any order, act once. They begin and end when it is their turn.
+        chosen = random.permutation(waiting)[: random.integers(1, len(waiting) + 1)].tolist()
+        timesteps = []
+        reward = []
+        for i in chosen:
+            t = len(actions[i])
+            if t == 0:
+                agent.reset(sessions=[i])
+            timesteps.append(seen[i][t])
+            reward.append(rewards[i][t] if t > 0 else 0.0)
+        batch = {key: np.stack([step[key] for step in timesteps]) for key in seen[0][0]}
+        acted = agent.act(batch, reward=reward, sessions=chosen)
+        for i, action in zip(chosen, acted, strict=True):
+            actions[i].append(action.tolist())
+            if len(actions[i]) == len(seen[i]):
+                agent.forget([i])
+                waiting.remove(i)
+        sizes.add(len(chosen))
+    assert len(sizes) > 3
+    assert actions == expected
+    assert agent.sessions == []
+
+
+def test_a_new_session_in_the_place_of_an_old_one_remembers_nothing(agent, observations):
+    seen = [observations(agent, seed=t) for t in range(12)]
+    expected = alone(agent, seen, np.ones(12))
+    agent.reset(sessions=["a", "b"])
+    pair = {key: np.stack([seen[5][key]] * 2) for key in seen[0]}
+    agent.act(pair, sessions=["a", "b"])
+    agent.forget(["a"])
+    agent.reset(sessions=["c"])
+    single = [{key: value[None] for key, value in entries.items()} for entries in seen]
+    actions = [agent.act(single[0], sessions=["c"])]
+    actions += [agent.act(entries, reward=[1.0], sessions=["c"]) for entries in single[1:]]
+    assert np.concatenate(actions).tolist() == np.array(expected).tolist()
+    assert agent.sessions == ["b", "c"]
+
+
+def test_a_session_may_end_before_any_session_has_acted(agent, observations):
+    seen = [observations(agent, seed=t) for t in range(4)]
+    expected = alone(agent, seen, np.ones(4))
+    agent.forget([None])
+    agent.reset(sessions=["a", "b"])
+    agent.forget(["a"])
+    single = [{key: value[None] for key, value in entries.items()} for entries in seen]
+    actions = [agent.act(single[0], sessions=["b"])]
+    for entries in single[1:]:
+        actions.append(agent.act(entries, reward=[1.0], sessions=["b"]))
+    assert np.concatenate(actions).tolist() == np.array(expected).tolist()
+
+
+def test_actions_depend_on_memory(agent, observations):
     seen = [observations(agent, seed=t) for t in range(30)]
     remembered = alone(agent, seen, np.ones(30))
     wiped = []
@@ -173,6 +252,18 @@ def test_memory_matters_so_that_the_laws_above_say_something(agent, observations
         agent.reset()
         wiped.append(agent.act(entries))
     assert np.array(wiped).tolist() != np.array(remembered).tolist()
+
+
+def test_the_number_of_sessions_is_limited(maze):
+    agent = DeployedAgent(maze.saved, max_sessions=2)
+    agent.reset(sessions=["a", "b"])
+    with pytest.raises(
+        ValueError, match=r"sessions must be at most max_sessions=2, got 3; .*forget"
+    ):
+        agent.reset(sessions=["b", "c"])
+    agent.forget(["a"])
+    agent.reset(sessions=["b", "c"])
+    assert agent.sessions == ["b", "c"]
 
 
 def test_samples_follow_from_the_seed_and_leave_the_global_generator_alone(maze, observations):
@@ -227,7 +318,7 @@ def test_a_single_entry_needs_no_name_and_tensors_are_answered_with_tensors(subj
 
 
 def test_the_mean_return_of_a_loop_is_that_of_the_evaluation(subject):
-    """By numbers of another kind: returns of whole episodes, played by hand and by `evaluate`."""
+    """Compare the returns of whole episodes, without comparing single actions."""
     made = subject("gru", "env=wind", num_envs=3)
     result = evaluate(made.agent.policy(), made.env, greedy=True, seed=3)
     agent, env = DeployedAgent(made.saved, greedy=True), made.env
@@ -247,12 +338,12 @@ def test_the_mean_return_of_a_loop_is_that_of_the_evaluation(subject):
     torch.testing.assert_close(returns, result.returns)
 
 
-def test_the_package_has_no_name_that_it_does_not_define():
+def test_an_unknown_name_in_the_package_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         yamame.lode  # noqa: B018
 
 
-def test_exploration_settings_of_others_change_nothing(agent, observations):
+def test_exploration_settings_of_torchrl_change_nothing(agent, observations):
     seen = observations(agent)
     action = agent.act(seen)
     agent.reset()

@@ -1,4 +1,4 @@
-"""Exported graphs decide what the agent decides, with the memory going in and out as tensors."""
+"""Exported graphs, whose inputs and outputs include the memory, decide as the agent."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,9 @@ KINDS = [("transformer", 40), ("gru", None)]
 
 
 def play(agent, step, observations, *, shapes, num_steps: int = 80):
-    """Shows an agent of ``NUM`` sessions and a graph the same: parameters and actions of both
-    ``[T, NUM, ...]``.
+    """Return parameters and actions ``[T, NUM, ...]`` of an agent and of a graph.
+
+    Both get the same observations, rewards and episode ends.
     """
     decided, told = [], {"graph": [], "agent": [], "params": []}
     agent.step.register_forward_hook(
@@ -44,7 +45,7 @@ def play(agent, step, observations, *, shapes, num_steps: int = 80):
 
 
 def onnx_step(path):
-    """A step of an ONNX file, and the shapes and dtypes of its inputs."""
+    """Return the step in an ONNX file, and the shapes and dtypes of its inputs."""
     runtime = pytest.importorskip("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     dtypes = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": bool}
@@ -54,7 +55,7 @@ def onnx_step(path):
 
 
 def torch_step(path):
-    """A step of a file of `torch.export`, and the shapes and dtypes of its inputs."""
+    """Return the step in a file of `torch.export`, and the shapes and dtypes of its inputs."""
     program = torch.export.load(path)
     ((example,), _) = program.example_inputs
     module = program.module()
@@ -69,7 +70,7 @@ def torch_step(path):
 
 @pytest.mark.parametrize(("encoder", "context_length"), KINDS)
 @pytest.mark.parametrize("suffix", ["pt2", "onnx"])
-def test_a_graph_decides_what_the_agent_decides(
+def test_a_graph_decides_as_the_agent(
     subject, observations, tmp_path, suffix, encoder, context_length
 ):
     if suffix == "onnx":
@@ -85,7 +86,7 @@ def test_a_graph_decides_what_the_agent_decides(
     np.testing.assert_array_equal(told["graph"], told["agent"])
 
 
-def test_a_graph_that_is_given_another_state_decides_otherwise(subject, observations, tmp_path):
+def test_a_graph_without_its_state_decides_otherwise(subject, observations, tmp_path):
     agent = DeployedAgent(subject("gru").saved, greedy=True)
     step, shapes = torch_step(agent.export(tmp_path / "agent.pt2", num_streams=NUM))
 
@@ -97,7 +98,7 @@ def test_a_graph_that_is_given_another_state_decides_otherwise(subject, observat
     assert np.abs(told["params"][1:] - told["expected"][1:]).max() > 1e-3
 
 
-def test_what_cannot_be_exported_is_refused_and_nothing_is_written(maze, tmp_path, monkeypatch):
+def test_an_export_that_fails_writes_nothing(maze, tmp_path, monkeypatch):
     agent = DeployedAgent(maze.saved)
     with pytest.raises(
         UsageError, match=r"path must end in .pt2 \(torch.export\) or .onnx, got .*agent.bin"
@@ -106,13 +107,11 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(maze, tmp_pat
     with pytest.raises(ValueError, match=r"num_streams must be at least 1, got 0"):
         agent.export(tmp_path / "agent.pt2", num_streams=0)
     agent.step.policy.trajectory_encoder.capacity = None
-    with pytest.raises(
-        UsageError, match=r"the memory must have a largest length; .* context_length="
-    ):
+    with pytest.raises(UsageError, match=r"the memory must have a largest size; .* context_length"):
         agent.export(tmp_path / "agent.pt2")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        UsageError, match=r"the package onnx must be installed, run: pip install 'yamame\[onnx\]'"
+        UsageError, match=r"the package onnx must be installed; run: pip install 'yamame\[onnx\]'"
     ):
         DeployedAgent(maze.saved).export(tmp_path / "agent.onnx")
     assert list(tmp_path.iterdir()) == []

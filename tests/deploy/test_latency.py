@@ -1,6 +1,4 @@
-"""What a decision takes beside the policy alone, in CPU time, measured in turn: pytest -m slow -s
-<this file>.
-"""
+"""CPU time of a decision, beside that of the policy alone: pytest -m slow -s <this file>."""
 
 import time
 from statistics import median

@@ -1,6 +1,4 @@
-"""Agents are loaded from files, runs, ids, folders and names; what does not fit, or is a
-stranger's, is refused.
-"""
+"""Agents load from files, runs, ids, folders and names; damaged and foreign content is refused."""
 
 import json
 import os
@@ -23,9 +21,7 @@ from yamame.runs.trained import load_trained
 
 @pytest.fixture(scope="module")
 def run(maze, tmp_path_factory):
-    """A run directory with a best checkpoint, of step 10, and a last one, of step 20, with other
-    weights.
-    """
+    """Return a run directory with a best checkpoint, of step 10, and a last one, of step 20."""
     directory = tmp_path_factory.mktemp("runs") / "mine"
     checkpoints = Checkpointer(directory / "checkpoints", config=maze.saved.config)
     curve = [
@@ -69,7 +65,7 @@ def test_a_run_a_file_and_an_id_give_the_same_agent(
         assert actions(agent, observations) != expected
 
 
-def test_a_folder_gives_the_same_actions_and_says_what_it_is(run, observations, tmp_path):
+def test_a_folder_gives_the_same_actions_and_has_a_card(run, observations, tmp_path):
     agent = yamame.load(run, greedy=True, seed=3)
     written = agent.save_pretrained(tmp_path / "deep" / "mine")
     assert sorted(os.listdir(written)) == ["README.md", "config.json", "model.safetensors"]
@@ -126,20 +122,18 @@ def test_a_folder_whose_writing_was_cut_off_is_refused_or_not_there(run, tmp_pat
         with pytest.raises(OSError, match="No space left"):
             agent.save_pretrained(tmp_path / place)
     assert sorted(os.listdir(tmp_path)) == ["mine"]
-    with pytest.raises(UsageError, match=r"its checksum is another; write the folder again"):
+    with pytest.raises(UsageError, match=r"checksum.*; write the folder again"):
         yamame.load(mine)
 
 
-def test_the_zoo_is_asked_by_name(run, observations, tmp_path, monkeypatch):
+def test_agents_of_the_zoo_have_names(run, observations, tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "ZOOS", (tmp_path / "wheel", tmp_path / "checkout"))
-    with pytest.raises(
-        UsageError, match=r"zoo: must be followed by one of no name yet, got 'maze'"
-    ):
+    with pytest.raises(UsageError, match=r"the zoo is empty, got 'zoo:maze'"):
         yamame.load("zoo:maze")
     yamame.load(run).save_pretrained(tmp_path / "checkout" / "maze")
     assert actions(yamame.load("zoo:maze", greedy=True), observations)
     for name in ("", "mase", "../checkout/maze", ".."):
-        with pytest.raises(UsageError, match=rf"one of maze, got '{re.escape(name)}'"):
+        with pytest.raises(UsageError, match=rf"one of zoo:maze, got 'zoo:{re.escape(name)}'"):
             yamame.load(f"zoo:{name}")
 
 
@@ -178,7 +172,7 @@ def test_a_small_folder_has_what_acting_needs(maze, observations, tmp_path):
     assert trained.folder is None
 
 
-def test_a_checkpoint_of_an_earlier_version_says_what_to_do(maze, tmp_path):
+def test_a_checkpoint_of_an_earlier_version_names_the_remedy(maze, tmp_path):
     Checkpointer(tmp_path / "checkpoints", config=maze.saved.config).save(
         {"agent": {}}, step=1, metric=0.0
     )
@@ -193,10 +187,10 @@ def test_a_checkpoint_of_an_earlier_version_says_what_to_do(maze, tmp_path):
     [
         ("runs/none", r"runs/none must be a run directory or a checkpoint, it does not exist"),
         ("none.pt", r"none.pt must be a run directory or a checkpoint"),
-        (".", r"\. must hold a best checkpoint, there is none"),
+        (".", r"no best checkpoint in \."),
     ],
 )
-def test_what_is_not_there_is_one_line(source, message, tmp_path, monkeypatch):
+def test_a_missing_source_is_one_line(source, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=message) as caught:
         yamame.load(source)
@@ -238,11 +232,11 @@ DAMAGES = {
     "no encoder": (lambda m: edited(m, lambda c: c["config"].pop("encoder")), r"it has no encoder"),
     "another width": (
         lambda m: edited(m, lambda c: c["config"]["encoder"].update(d_model=32)),
-        r"the weights of .* must fit its configuration: size mismatch",
+        r"the weights of .* must fit its configuration: .*size mismatch",
     ),
     "an unknown argument": (
         lambda m: edited(m, lambda c: c["config"]["encoder"].update(bogus=1)),
-        r"must describe an agent, it does not: .*unexpected keyword argument 'bogus'",
+        r"encoder: .*unexpected keyword argument 'bogus'",
     ),
     "a stranger's class": (
         lambda m: edited(m, lambda c: c["config"]["encoder"].update(_target_="os.system")),
@@ -289,12 +283,12 @@ def test_a_flipped_bit_of_a_folders_configuration_is_refused_or_changes_nothing(
     assert harmless < 8 * len(whole) // step // 10
 
 
-def test_a_folder_of_before_has_no_checksum_and_loads(run, tmp_path):
+def test_a_folder_of_the_earlier_format_loads_without_checksum(run, tmp_path):
     mine = yamame.load(run).save_pretrained(tmp_path / "mine")
     config = json.loads((mine / "config.json").read_text())
     del config["config_sha256"]
     (mine / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match=r"config\.json must be as it was written"):
+    with pytest.raises(UsageError, match=r"config\.json does not match its checksum"):
         yamame.load(mine)
     (mine / "config.json").write_text(json.dumps({**config, "yamame_format": 1}))
     assert yamame.load(mine).saved.config == config["config"]
@@ -314,7 +308,7 @@ def test_weights_that_are_not_finite_are_refused(run, tmp_path):
         yamame.load(mine)
 
 
-def test_classes_of_a_package_of_ones_own_need_trust(run, tmp_path, own_module, observations):
+def test_classes_of_a_custom_package_need_trust(run, tmp_path, own_module, observations):
     own_module(
         "mylab",
         "from yamame.trajectory import TransformerEncoder\nclass Own(TransformerEncoder): pass\n",
@@ -336,22 +330,22 @@ def test_classes_of_a_package_of_ones_own_need_trust(run, tmp_path, own_module, 
         (
             "zoo:cpu_tmaze_gru",
             {"context_length": 5},
-            "context_length must be left out, for GRUEncoder has a memory of",
+            "context_length: must be left out, for GRUEncoder has a memory of",
         ),
         (
             "zoo:cpu_tmaze",
             {"context_length": 0},
-            "context_length must be a whole number of at least 1, got 0",
+            "context_length: must be a whole number of at least 1, got 0",
         ),
         (
             "zoo:cpu_tmaze",
             {"context_length": "five"},
-            "context_length must be a whole number .*, got 'five'",
+            "context_length: must be a whole number .*, got 'five'",
         ),
-        ("zoo:cpu_tmaze", {"device": "cpuu"}, "device: must be available, got 'cpuu': "),
+        ("zoo:cpu_tmaze", {"device": "cpuu"}, "device: must be available, got 'cpuu'; "),
         ("zoo:cpu_tmaze", {"checkpoint": "lastt"}, "checkpoint must be best or last, got 'lastt'"),
         (3, {}, "source must be a path, zoo:NAME or the id of an MLflow run, got 3"),
-        (None, {}, "source must be .*, got null"),
+        (None, {}, "source must be .*, got None"),
     ],
 )
 def test_options_that_do_not_fit_are_one_line(source, options, message):
@@ -361,18 +355,18 @@ def test_options_that_do_not_fit_are_one_line(source, options, message):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
-def test_a_gpu_that_is_not_there_is_one_line():
+def test_a_missing_gpu_is_one_line():
     with pytest.raises(
-        UsageError, match=r"^load: zoo:cpu_tmaze: device: must be available, got 'cuda': \S.*$"
+        UsageError, match=r"^load: zoo:cpu_tmaze: device: must be available, got 'cuda'; \S.*$"
     ):
         yamame.load("zoo:cpu_tmaze", device="cuda")
 
 
-def test_a_length_that_can_be_chosen_is_taken():
+def test_the_context_length_can_be_chosen():
     assert yamame.load("zoo:cpu_tmaze", context_length=5).context_length == 5
 
 
-def test_cards_of_the_zoo_are_those_that_saving_writes_and_promise_no_held_out_tasks():
+def test_cards_of_the_zoo_are_up_to_date_and_promise_no_held_out_tasks():
     cards = sorted((Path(__file__).parents[2] / "zoo").glob("*/README.md"))
     assert len(cards) >= 7
     for path in cards:
@@ -383,7 +377,7 @@ def test_cards_of_the_zoo_are_those_that_saving_writes_and_promise_no_held_out_t
         assert card == model_card(saved, f"zoo:{name}")
 
 
-def test_a_card_names_revision_and_cost_where_the_run_tells_them(run, tmp_path):
+def test_a_card_has_revision_and_cost_if_the_summary_of_the_run_has(run, tmp_path):
     told = ("| revision | 1a2b3c |", "| CPU-seconds of its run | 12.5 |", "Evaluated on new mazes.")
     for name, summary, knows in (
         ("whole", {"git_revision": "1a2b3c", "cpu_s": 12.5, "evaluated_on": "new mazes"}, True),

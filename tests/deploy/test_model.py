@@ -1,6 +1,4 @@
-"""An agent as an MLflow model: loaded by MLflow, it decides what the agent decides; its signature
-is enforced.
-"""
+"""Models loaded by MLflow decide as their agents, and enforce their signature."""
 
 import warnings
 from pathlib import Path
@@ -14,7 +12,7 @@ from yamame.deploy import mlflow_model as model
 
 @pytest.fixture(scope="module")
 def mlflow():
-    """MLflow, which warns of much."""
+    """Return MLflow, imported without its many warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import mlflow.exceptions
@@ -25,7 +23,7 @@ def mlflow():
 
 @pytest.fixture(scope="module")
 def path(maze, tmp_path_factory, mlflow):
-    """The folder of a model."""
+    """Return the folder of a model."""
     return model.save_model(
         DeployedAgent(maze.saved, greedy=True), tmp_path_factory.mktemp("models") / "maze"
     )
@@ -42,7 +40,7 @@ def asked(seen, sessions, reward=None, done=None):
     }
 
 
-def test_it_decides_what_the_agent_decides(maze, path, mlflow, observations):
+def test_a_model_decides_as_its_agent(maze, path, mlflow, observations):
     served, agent = mlflow.pyfunc.load_model(str(path)), DeployedAgent(maze.saved, greedy=True)
     agent.reset(sessions=[4, 2])
     told = []
@@ -58,7 +56,7 @@ def test_it_decides_what_the_agent_decides(maze, path, mlflow, observations):
     assert served.metadata.signature.outputs.inputs[0].type == np.dtype("int64")
 
 
-def test_what_does_not_fit_the_signature_is_refused(path, mlflow, observations, maze):
+def test_inputs_that_do_not_fit_the_signature_are_refused(path, mlflow, observations, maze):
     served, seen = mlflow.pyfunc.load_model(str(path)), observations(DeployedAgent(maze.saved), 1)
     good = asked(seen, [0])
     assert served.predict(good).shape == (1,)
@@ -79,7 +77,7 @@ def test_options_are_chosen_when_the_model_is_loaded(path, mlflow, maze):
     assert (agent.greedy, agent.gamma) == (False, 0.9)
 
 
-def test_the_session_that_was_asked_for_longest_ago_is_forgotten(maze, observations, monkeypatch):
+def test_the_least_recently_used_session_is_forgotten(maze, observations, monkeypatch):
     monkeypatch.setattr(model, "MOST_SESSIONS", 3)
     agent = DeployedAgent(maze.saved, greedy=True)
     served, seen = model.ServedAgent(agent), observations(agent, 1)
@@ -88,7 +86,7 @@ def test_the_session_that_was_asked_for_longest_ago_is_forgotten(maze, observati
     assert sorted(agent.sessions) == [1, 3, 4]
 
 
-def test_a_folder_that_holds_something_is_left_alone(maze, tmp_path):
+def test_a_folder_with_files_is_refused(maze, tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UsageError, match=r"must be new or empty, it holds other files"):
         model.save_model(DeployedAgent(maze.saved), tmp_path)

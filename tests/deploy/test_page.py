@@ -1,4 +1,4 @@
-"""The page on deployment runs as it stands, commands and scripts alike."""
+"""The commands and scripts of the page on deployment run."""
 
 import re
 import shlex
@@ -22,12 +22,12 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch):
     for kind, text in BLOCKS:
         if kind == "python":
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # MLflow warns of much
+                warnings.simplefilter("ignore")  # MLflow has many
                 exec(compile(text, "docs/deploy.md", "exec"), names)
             continue
         for line in text.splitlines():
             program, script, *arguments = shlex.split(line, comments=True)
-            if program == "python" and script != "examples/serve.py":  # that one serves for ever
+            if program == "python" and script != "examples/serve.py":  # a server does not end
                 more = ["logger=none"] if script.endswith("train.py") else []
                 subprocess.run(
                     [sys.executable, ROOT / script, *arguments, *more],

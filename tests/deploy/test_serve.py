@@ -1,4 +1,4 @@
-"""The example of a service: many sessions over HTTP get the actions that each would get alone."""
+"""The HTTP example: each of many sessions gets the actions that it would get alone."""
 
 import http.client
 import importlib.util
@@ -16,7 +16,7 @@ NUM, LENGTH = 32, 4
 
 @pytest.fixture
 def ask(maze):
-    """Asks a server that plays the maze's agent: status and answer."""
+    """Return a function that sends a request to a server and returns status and answer."""
     spec = importlib.util.spec_from_file_location("serve", SERVE)
     serve = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(serve)
@@ -68,7 +68,7 @@ def test_many_sessions_at_once_act_as_one_at_a_time(maze, ask, observations):
     assert len({tuple(actions) for actions in told}) > 5
 
 
-def test_what_is_wrong_is_answered_with_its_reason(ask, observations, maze):
+def test_a_wrong_request_is_answered_with_its_reason(ask, observations, maze):
     agent = DeployedAgent(maze.saved)
     seen = {key: value.tolist() for key, value in observations(agent).items()}
     status, answer = ask("/act", session="a", observation=seen)
@@ -77,7 +77,7 @@ def test_what_is_wrong_is_answered_with_its_reason(ask, observations, maze):
     ask("/reset", session="a")
     status, answer = ask("/act", session="a", observation={"goal": seen["goal"]})
     assert status == 400
-    assert "has no 'observation'" in answer["error"]
+    assert "observation must have an entry 'observation'" in answer["error"]
     assert ask("/act", session="a", observation=seen)[0] == 200
     assert ask("/forget", session="a") == (200, {})
     assert ask("/nothing", session="a") == (404, {"error": "KeyError: '/nothing'"})

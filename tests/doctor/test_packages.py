@@ -5,7 +5,7 @@ run.
 import platform
 
 import pytest
-from yamame.doctor.packages import as_text, conflicts, require_packages
+from yamame.doctor.packages import conflicts, describe_packages, require_packages
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def install(tmp_path, monkeypatch):
 
 def test_what_tests_run_with_fits():
     assert list(conflicts("yamame", "train")) == []
-    assert f"python {platform.python_version()}, yamame " in as_text()
+    assert f"python {platform.python_version()}, yamame " in describe_packages()
 
 
 def test_a_missing_package_is_named_with_what_installs_it(install):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from yamame.evaluation import evaluate, joint_estimate, judge, measure, wilson_interval
+from yamame.evaluation.contract import judge_estimate
 from yamame_envs import DarkKeyDoor, MazeRunner, PassiveTMaze
 
 UP = 1
@@ -83,6 +84,16 @@ def test_seeds_and_tasks_that_are_all_equal_give_no_interval_without_width(score
         assert same.tasks[1] - same.tasks[0] > 0.1
     else:
         assert same.tasks is None
+
+
+def test_a_verdict_is_settled_if_all_of_the_interval_has_it():
+    estimate = joint_estimate([[1.0, 1.0], [3.0, 3.0]])  # 2, with a wide interval
+    assert judge_estimate(estimate, published=2.0, margin=0.5) == ("comparable", False)
+    assert judge_estimate(estimate, published=2.0, margin=100.0) == ("comparable", True)
+    assert judge_estimate(estimate, published=-90.0, margin=1.0) == ("above", True)
+    assert judge_estimate(joint_estimate([[1.0, 3.0]]), published=2.0, margin=1.0) is None
+    same = joint_estimate([[1.0, 3.0], [1.0, 3.0]])  # no interval over seeds
+    assert judge_estimate(same, published=9.0, margin=1.0) == ("below", False)
 
 
 def test_one_seed_has_no_interval():

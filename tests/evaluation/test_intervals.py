@@ -173,20 +173,20 @@ def test_only_an_interval_needs_scipy_and_says_how_to_get_it(monkeypatch):
     [
         (lambda: wilson_interval(0, 0), "n must be at least 1, got 0"),
         (lambda: wilson_interval(5, 4), r"successes must be in \[0, n=4\], got 5"),
-        (lambda: wilson_interval(1, 4, confidence=1.0), r"confidence must be in \(0, 1\), got 1.0"),
+        (lambda: wilson_interval(1, 4, confidence=1.0), "confidence must .*, got 1.0"),
         (
             lambda: Resampling(confidence=1.0),
             r"Resampling: confidence must be in \(0, 1\), got 1.0",
         ),
         (
             lambda: mean_interval(torch.zeros(3), confidence=0.0),
-            r"confidence must be in \(0, 1\), got 0.0",
+            "confidence must .*, got 0.0",
         ),
-        (lambda: mean_interval(torch.zeros(0)), r"values must be a non-empty .* got shape \(0,\)"),
-        (lambda: mean_interval(torch.tensor([1.0, torch.nan])), r"got shape \(2,\), 1 not finite"),
+        (lambda: mean_interval(torch.zeros(0)), r"values must .*, got \(0,\)"),
+        (lambda: mean_interval(torch.tensor([1.0, torch.nan])), "values must be finite, got .*1"),
         (
             lambda: mean_interval(torch.zeros(3, 2)),
-            r"must be a non-empty vector .* got shape \(3, 2\)",
+            r"values must .*, got \(3, 2\)",
         ),
         (lambda: Resampling(num_resamples=1), "num_resamples must be in .2, 10000000., got 1"),
     ],

@@ -1,5 +1,7 @@
 """Evaluations know how many different tasks they have played, where the environment can tell."""
 
+from dataclasses import replace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, SerialEnv
-from yamame.evaluation import evaluate, wilson_interval
+from yamame.evaluation import EvaluationResult, evaluate, wilson_interval
 from yamame.evaluation.result import concatenate
 from yamame_envs import Bandits, Gym, MazeRunner, PassiveTMaze, RepeatedTrials
 from yamame_envs.streams import fold
@@ -181,3 +183,35 @@ def test_hashes_that_are_not_one_per_env_are_refused():
         ValueError, match=r"env.task_hashes\(\) must hold one hash for each of 1 envs, got 2"
     ):
         played(env)
+
+
+def test_a_task_that_was_drawn_more_often_than_others_counts_once():
+    result = EvaluationResult(
+        returns=torch.tensor([1.0, 2.0, 6.0, 5.0]).double(),
+        lengths=torch.ones(4).long(),
+        finished=torch.ones(4).bool(),
+        trial_returns=torch.ones(4, 1).double(),
+        tasks=torch.tensor([7, 3, 7, 3]),
+    )
+    assert result.task_scores().tolist() == [3.5, 3.5]  # of tasks 3 and 7
+    assert result.scores.tolist() == [1.0, 2.0, 6.0, 5.0]
+    success = torch.tensor([True, False, False, False])
+    assert replace(result, success=success).task_scores().tolist() == [0.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tasks": None},
+        {"tasks": torch.tensor([9, 7, 8])},  # each once
+        {"tasks": torch.tensor([7, 7, 7])},  # one task alone has no spread between tasks
+        {"plays_all_tasks": True},
+    ],
+)
+def test_episodes_stand_for_tasks_that_are_unknown_not_repeated_or_all_there_are(change):
+    returns = torch.tensor([3.0, 1.0, 2.0]).double()
+    ones = torch.ones(3)
+    tasks = torch.tensor([7, 7, 8])
+    result = EvaluationResult(returns, ones.long(), ones.bool(), returns.unsqueeze(1), tasks=tasks)
+    assert result.task_scores().tolist() == [2.0, 2.0]
+    assert replace(result, **change).task_scores().tolist() == returns.tolist()

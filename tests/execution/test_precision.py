@@ -1,4 +1,4 @@
-"""bfloat16 where a device multiplies it, and nowhere else unless it is asked for."""
+"""Precision ``auto`` is bfloat16 only on devices that multiply it."""
 
 from types import SimpleNamespace
 from typing import ClassVar
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(params=["avx512_bf16", "amx_bf16", "bf16", None])
 def instruction(request, monkeypatch):
-    """A processor with one of the instructions, or with none."""
+    """Pretend a processor with one of the instructions, or with none."""
     others = {"avx2": True, "avx512_f": True, "cpu_name": "some"}
     able = others | ({request.param: True} if request.param else {"avx512_bf16": False})
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
@@ -32,7 +32,7 @@ def instruction(request, monkeypatch):
 
 
 def product_dtype(precision):
-    """Of a matrix product in that context."""
+    """Return the dtype of a matrix product in a precision."""
     with in_precision(CPU, precision):
         return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
 
@@ -69,9 +69,7 @@ def test_an_orthogonalisation_is_in_float32_where_bfloat16_is_imitated(instructi
 
 
 class Noting(TensorDictModuleBase):
-    """A policy that notes the precision of its product, and whether weights that were cast are
-    kept.
-    """
+    """Policy that records the precision of its product, and the caching of cast weights."""
 
     in_keys: ClassVar = ["observation"]
     out_keys: ClassVar = ["action"]

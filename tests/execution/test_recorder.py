@@ -14,7 +14,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def compiled():
-    """Makes a compiled function, and a list of the graphs that are made of it."""
+    """Return a maker of compiled functions and of lists of their graphs."""
 
     def make(**options):
         graphs = []

@@ -37,7 +37,7 @@ def action_input(num_layers=2, gammas=GAMMAS):
 
 
 def members(critic):
-    """The critics of an ensemble as separate perceptrons with copied weights."""
+    """Return the critics of an ensemble as separate perceptrons with copied weights."""
     layers = critic.ensemble.layers[::2]
     stacks = []
     for member in range(C):
@@ -67,9 +67,7 @@ def naive_action_input(stacks, context, action):
 
 
 def assert_same_gradients(critic, stacks, ours, theirs, *inputs):
-    """Equal values and, through a random functional of them, equal gradients of inputs and
-    parameters.
-    """
+    """Check equal values, and equal gradients of inputs through a random functional."""
     torch.testing.assert_close(ours, theirs)
     weight = torch.randn(ours.shape)
     for mine, other in zip(

@@ -19,7 +19,7 @@ def everything(targets):
 
 
 def naive_popart(steps, decay=5e-4, second_moment=100.0):
-    """One gamma in plain Python: (mean, std, scale, shift) after the given lists of targets."""
+    """Return (mean, std, scale, shift) of one gamma after lists of targets, in plain Python."""
 
     def sigma():
         return math.sqrt(min(max(nu - mu * mu, 1e-4), 1e8))

@@ -23,12 +23,12 @@ def binned(labels="two_hot", **changes):
 
 
 def returns_of_bins(returns):
-    """The return that each bin alone stands for."""
+    """Return the value of each bin alone."""
     return returns.decode(torch.eye(returns.num_outputs))
 
 
 def returns_within(low, high):
-    """Returns dense at the bounds, near zero and in between."""
+    """Return returns dense at the bounds, near zero and in between."""
     share = torch.logspace(-8, 0, 200, dtype=torch.float64)
     parts = [low + (high - low) * share, high - (high - low) * share, low * share, high * share]
     return torch.cat([torch.tensor([low, high]), *parts]).clamp(low, high).float()
@@ -250,7 +250,7 @@ def test_impossible_arguments_are_refused(build, message):
 
 
 def of_earlier_version(returns):
-    """A state as earlier versions saved it: without the rule of values."""
+    """Return a state as saved by earlier versions, without the rule of values."""
     state = returns.state_dict()
     state.pop("value_rule", None)
     return state

@@ -28,7 +28,7 @@ def _random_action(space: ActionSpace, size: Sequence[int]) -> Tensor:
 
 @pytest.fixture(params=list(SPACES))
 def space(request: pytest.FixtureRequest) -> ActionSpace:
-    """Every kind of action space in turn."""
+    """Return every kind of action space in turn."""
     return SPACES[request.param]
 
 
@@ -39,9 +39,7 @@ def discrete() -> ActionSpace:
 
 @pytest.fixture
 def make_batch() -> Callable[..., TensorDict]:
-    """A batch with padding, terminations in the middle of sequences and trajectories that start
-    there.
-    """
+    """Return a maker of batches with padding, and terminations and starts inside of sequences."""
 
     def build(
         space: ActionSpace, *, num_sequences: int = 6, num_rows: int = 9, seed: int = 0
@@ -75,7 +73,7 @@ def make_batch() -> Callable[..., TensorDict]:
 
 @pytest.fixture
 def make_loss() -> Callable[..., MultiGammaREDQLoss]:
-    """A loss over a memoryless encoder whose target heads differ from the online ones."""
+    """Return a maker of losses whose target heads differ from the online ones."""
 
     def build(
         space: ActionSpace,

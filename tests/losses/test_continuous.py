@@ -1,4 +1,4 @@
-"""Continuous actions are really learned: a bandit whose best action depends on what is seen."""
+"""Updates solve a bandit with continuous actions, whose best action depends on the input."""
 
 import pytest
 import torch
@@ -12,8 +12,9 @@ from yamame.losses import MultiGammaREDQLoss
 
 
 def bandit(batch: int) -> TensorDict:
-    """One step each: the reward is highest at action 1 where 1 is seen, at -1 (of [-2, 2]) where -1
-    is.
+    """Return single steps whose reward is highest for the action that equals the observation.
+
+    Actions are in [-2, 2], observations are 1 or -1.
     """
     seen = torch.randint(2, (batch, 2, 1)).float() * 2 - 1
     action = torch.rand(batch, 2, 1) * 4 - 2

@@ -48,7 +48,7 @@ def test_windows_stop_before_another_trajectory_with_a_bootstrap() -> None:
 def _naive_target(
     reward: Tensor, terminated: Tensor, next_value: Tensor, valid: Tensor, t: int, n: int
 ) -> Tensor:
-    """The n-step target of transition t of one sequence, by its definition."""
+    """Return the n-step target of transition t of one sequence, by definition."""
     gammas = torch.tensor([0.3, 0.99])
     total, discount = torch.zeros(2), torch.ones(2)
     for i in range(t, min(t + n, len(reward))):

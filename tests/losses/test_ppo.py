@@ -1,4 +1,4 @@
-"""PPO over sequences: advantages, the ratio at the first update, and what may not matter."""
+"""PPO over sequences: advantages, the first ratio, and independence of padding."""
 
 import pytest
 import torch
@@ -40,9 +40,7 @@ def make_ppo(space, *, encoder="memoryless", seed=0, **settings):
 
 
 def advantages_by_loop(batch, value, *, gamma, gae_lambda, multiplier=1.0):
-    """Generalised advantage estimates, one transition after the other, from the last to the
-    first.
-    """
+    """Return generalised advantage estimates, computed backwards one transition at a time."""
     mask, is_init = batch["mask"].squeeze(-1), batch["is_init"].squeeze(-1)
     reward, terminated, truncated = (
         batch["next", name].squeeze(-1) for name in ("reward", "terminated", "truncated")
@@ -219,7 +217,7 @@ def test_ratios_begin_at_one_under_autocast_too(make_batch, discrete):
 
 
 def test_repeated_updates_prefer_what_pays(discrete):
-    """Action 2 pays 1, the others nothing, in one step: the policy finds it."""
+    """Check that the policy finds the only action that is rewarded."""
     torch.manual_seed(0)
     space = ActionSpace(Categorical(4), probability_floor=0.0)
     loss = make_ppo(space, encoder="memoryless")

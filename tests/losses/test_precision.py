@@ -1,4 +1,4 @@
-"""Under autocast the networks compute in bfloat16, and nothing else does."""
+"""Under autocast the networks compute in bfloat16, and the rest in float32."""
 
 from collections.abc import Callable
 from typing import Any

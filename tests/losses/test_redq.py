@@ -1,4 +1,4 @@
-"""The numbers of one update and the settings that shape it."""
+"""The numbers of one update, and their dependence on settings."""
 
 import itertools
 from collections.abc import Callable
@@ -18,9 +18,7 @@ MULTIPLIER, DECAY, FLOOR = 10.0, 0.1, 0.01
 
 
 class _NaiveUpdate:
-    """The terms of one update of a discrete agent with PopArt, entry by entry, from their
-    definitions.
-    """
+    """Terms of one update of a discrete agent with PopArt, by definition, entry by entry."""
 
     def __init__(self, loss: MultiGammaREDQLoss, batch: TensorDict) -> None:
         self.loss, self.batch = loss, batch
@@ -48,7 +46,7 @@ class _NaiveUpdate:
         return ((1 - FLOOR) * logits.softmax(-1) + FLOOR / logits.shape[-1]).tolist()
 
     def log_prob(self, b: int, t: int, action: int, g: int) -> float:
-        """Without the floor: what is cloned."""
+        """Return the log-probability without the floor, as in cloning."""
         logits: Tensor = self.loss.actor_network(self.context[b, t])
         return logits[g].log_softmax(-1)[action].item()
 

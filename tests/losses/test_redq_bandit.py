@@ -1,4 +1,4 @@
-"""Of a sure return and a random one, updates choose the one with the larger mean."""
+"""Updates choose the larger mean of a sure return and a random one."""
 
 import pytest
 import torch
@@ -15,8 +15,9 @@ SURE, RANDOM = 0, 1
 
 
 def _pulls(sure: float, prize: float) -> TensorDict:
-    """Four pulls, as often as they come: two of the sure arm, one of the other that wins `prize`,
-    one that does not.
+    """Return four pulls: two of the sure arm, and of the other one with and one without prize.
+
+    Outcomes are as frequent as their probabilities.
     """
     arm, paid = (
         torch.tensor([SURE, SURE, RANDOM, RANDOM]),
@@ -47,7 +48,7 @@ def _loss(returns: ValueRepresentation) -> MultiGammaREDQLoss:
 def _learn(
     returns: ValueRepresentation, sure: float, prize: float
 ) -> tuple[list[float], list[float]]:
-    """Values and probabilities of both arms after a few hundred updates."""
+    """Return values and probabilities of both arms after a few hundred updates."""
     loss = _loss(returns)
     optimizer = torch.optim.Adam(loss.parameters(), lr=3e-3)
     batch = _pulls(sure, prize)

@@ -1,4 +1,4 @@
-"""Which parameters every term trains."""
+"""Every term trains its own parameters."""
 
 from collections.abc import Callable
 
@@ -51,7 +51,7 @@ def test_every_term_trains_its_own_parts(
 
 
 class _Blocked(nn.Module):
-    """An actor whose input gets no gradient."""
+    """Actor whose input gets no gradient."""
 
     def __init__(self, actor: nn.Module) -> None:
         super().__init__()

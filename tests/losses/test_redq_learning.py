@@ -1,4 +1,4 @@
-"""Repeated updates find the values and policies that are known to be optimal."""
+"""Repeated updates find the optimal values and policies of a known problem."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ CLONING_ONLY = {"online_coeff": 0.0, "cloning_coeff": 1.0}
 
 
 def _optimal_values(gammas: Tensor) -> Tensor:
-    """Q [2 states, 2 actions, G] by value iteration."""
+    """Return Q [2 states, 2 actions, G] by value iteration."""
     values = torch.zeros(2, 2, len(gammas))
     for _ in range(200):
         following = values.amax(1)[NEXT_STATE] * ~ENDS.unsqueeze(-1)
@@ -28,7 +28,7 @@ def _optimal_values(gammas: Tensor) -> Tensor:
 
 
 def _every_transition() -> TensorDict:
-    """Each action of each state once, as sequences of two rows."""
+    """Return each action of each state once, as sequences of two rows."""
     state, action = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
     states = torch.stack((state, NEXT_STATE[state, action]), 1)
     first = torch.tensor([True, False]).expand(4, 2)

@@ -1,4 +1,4 @@
-"""Options of the loss: how the policy is differentiated, and no critic at all."""
+"""Options of the loss: gradients of the policy, and losses without critics."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ CLONING: dict[str, Any] = {"online_coeff": 0.0, "critic_coeff": 0.0, "cloning_co
 
 
 def _online(loss: MultiGammaREDQLoss, batch: TensorDict, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """The online term and its gradient by the actor."""
+    """Return the online term and its gradient with respect to the actor."""
     torch.manual_seed(seed)
     term = loss.eval()(batch)["loss_online"]
     gradients = torch.autograd.grad(term, list(loss.actor_network.parameters()))

@@ -1,6 +1,4 @@
-"""Actor and critics that share nothing: who trains whom, what the targets are, and that the
-arithmetic is the same.
-"""
+"""Actor and critics with separate encoders: gradients, targets, and equality to shared ones."""
 
 import copy
 from collections.abc import Callable
@@ -31,14 +29,14 @@ PARTS = ("actor", "critic")
 
 
 def arrivals(loss: SeparateREDQLoss, batch: TensorDict) -> dict[str, torch.Tensor]:
-    """What the target heads read of a batch."""
+    """Return the contexts of a batch that the target heads read."""
     contexts = loss._contexts(loss.encoder, batch)
     return dict(zip(PARTS, loss._arrival_contexts(batch, *contexts), strict=True))
 
 
 @pytest.fixture
 def make_separate(make_loss: Make) -> Callable[..., SeparateREDQLoss]:
-    """A loss with two encoders, of equal weights or not, and the heads of `make_loss`."""
+    """Return a maker of losses with two encoders, of equal weights or not."""
 
     def build(space: ActionSpace, *, equal: bool = False, dropout: float = 0.0, **settings: Any):
         shared = make_loss(space, **settings)

@@ -1,4 +1,4 @@
-"""How a batch is read, and the manners of a TorchRL loss."""
+"""A loss reads batches of sequences, and follows the conventions of TorchRL's losses."""
 
 from collections.abc import Callable
 

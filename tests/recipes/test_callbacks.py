@@ -146,7 +146,7 @@ def test_a_limit_of_cost_ends_a_run_in_order_and_what_was_spent_before_counts(co
     enough = (*more, f"callbacks.cost_limit.cpu_s={spent}")
     further = yamame.train(*TINY, "budget.updates=null", *enough)
     assert further.progress.env_steps == 2 * run.progress.env_steps
-    with pytest.raises(ValueError, match="cpu_s must be positive, got 0"):
+    with pytest.raises(ValueError, match="cpu_s must be above 0, got 0"):
         CostLimit(cpu_s=0.0)
 
 
@@ -181,13 +181,15 @@ def test_what_is_no_callback_is_refused():
     for arguments, message in [
         (
             ["callbacks=early_stopping", "callbacks.early_stopping.patience=0"],
-            "patience must be at least 1",
+            "patience: must be at least 1",
         ),
         (["+callbacks.mine._target_=yamame.trajectory.GRUEncoder"], "callbacks.mine"),
     ]:
         with pytest.raises(UsageError, match=message):
             yamame.train(*TINY, *arguments)
-    with pytest.raises(UsageError, match=r"callbacks\.dict-0: must be a yamame.Callback, got dict"):
+    with pytest.raises(
+        UsageError, match=r"callbacks\.dict-0: must be a yamame.Callback, got 'dict'"
+    ):
         yamame.train(*TINY, callbacks=[{}])
 
 
@@ -211,11 +213,11 @@ class Misspelled(yamame.Callback):
 def test_an_event_that_there_is_not_and_what_is_no_list_are_refused():
     with pytest.raises(
         UsageError,
-        match=r"Misspelled-0: must have methods of events, .*on_evaluate, .*, got on_evaluated",
+        match=r"Misspelled-0: must have methods of events, .*on_evaluate, .*, got 'on_evaluated'",
     ):
         yamame.train(*TINY, callbacks=[Misspelled()])
     with pytest.raises(
-        UsageError, match=r"callbacks: must be a list of yamame\.Callback, got Witness"
+        UsageError, match=r"callbacks: must be a list of yamame\.Callback, got 'Witness'"
     ):
         yamame.train(*TINY, callbacks=Witness())
 

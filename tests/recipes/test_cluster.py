@@ -115,7 +115,7 @@ def test_a_run_is_asked_to_end_then_killed_and_goes_on_without_litter(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (
-        done.stderr == f"a: goes on with a smaller budget: env_steps: 10000000 -> {before + 4096}\n"
+        done.stderr == f"a: resumed with a smaller budget: env_steps: 10000000 -> {before + 4096}\n"
     )
     assert "ray" not in done.stdout.lower()
     first = int(re.search(r"% +([\d,]+) steps", done.stdout)[1].replace(",", ""))

@@ -262,7 +262,7 @@ def test_a_run_whose_trajectories_are_damaged_is_refused_in_one_line_and_stays_a
     assert "replay" in line
     remedies = (
         "back from a copy, or begin",
-        "bring it back, or begin",
+        "restore it, or start again",
         "be those of torch",
         "empty or hold",
     )

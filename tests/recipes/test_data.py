@@ -125,27 +125,27 @@ def test_data_that_changed_meanwhile_are_refused_on_resume(refusal, folder):
 @pytest.mark.parametrize(
     ("recipe", "arguments", "message"),
     [
-        ("offline", [], r"data.source.path: must be a text or a list, got null"),
+        ("offline", [], r"data.source.path: must be a string or a list, .*got null"),
         ("offline", ["data=none"], r"data: must be given, got none; set data=runs"),
         (
             "offline",
             ["data.path=nowhere"],
-            r"data.source: data: path must name an existing .* got 'nowhere'",
+            r"data.source.path: must name an existing .* got 'nowhere'",
         ),
         (
             "offline",
             ["data.path=demos.npz"],
-            r"data.source: data: path must be a folder, got 'demos.npz'",
+            r"data.source.path: must be a folder, got 'demos.npz'",
         ),
         (
             "offline",
             ["data=npz", "data.path=demos.npz", "env.length=7"],
-            r"demos.npz: steps of an episode must be at most 8, as the environment's, got 9",
+            r"demos.npz\): steps of an episode must be at most 8, as the environment's, got 9",
         ),
         (
             "train",
             ["schedule.offline_updates=3"],
-            r"schedule.offline_updates: needs data, got 3 with data=none",
+            r"schedule.offline_updates: must be 0 with data=none, got 3",
         ),
         (
             "train",

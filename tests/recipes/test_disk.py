@@ -29,7 +29,7 @@ def check_failed(
     assert errors.startswith("train: ")
     for text in texts:
         assert text in errors
-    assert "; once that is mended, resume=true goes on" in errors
+    assert "; once that is fixed, resume=true continues the run" in errors
     assert errors.endswith("; the traceback is in runs/a/error.txt\n") == keeps_traceback
     assert "Traceback" in (folder / "runs/a/error.txt").read_text()
     assert json.loads((folder / "runs/a/summary.json").read_text())["status"] == "FAILED"
@@ -130,7 +130,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
         status, _, errors = play("train", folder, *finished.goes_on)
         assert (status, errors.count("\n")) == (1, 1)
         assert (
-            "No space left on device; make room on its disk; once that is mended, resume=true goes on"
+            "No space left on device; make room on its disk; once that is fixed, resume=true continues the run"
             in errors
         )
         filler.unlink()

@@ -11,6 +11,7 @@ import yamame
 from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.evaluation import evaluate
+from yamame.report.evaluations import in_context_curves
 from yamame.runs.trained import load_trained
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -145,7 +146,7 @@ def test_every_curve_of_the_picture_names_its_run_and_runs_of_one_name_their_pla
     def played(source, mean, **more):
         return {"source": source, "gammas": [{"acting": False}, outcome(mean, acting=True, **more)]}
 
-    curves = load("evaluate").in_context_curves(
+    curves = in_context_curves(
         [
             played("runs/a", [0.1, 0.2], control=outcome([0.0, 0.1])),
             played("other/a", [0.3, 0.4]),
@@ -179,7 +180,7 @@ def test_an_agent_of_a_single_discount_factor_is_played_with_it(run):
     )
     status, _, _, err = run("run=runs/single", "gamma=0.9")
     assert status == 2
-    assert "gamma must be one of 0.999 in" in err
+    assert "gamma: must be one of 0.999 in" in err
     assert "gamma_index must be in -1..0, got 1" in run("run=runs/single", "gamma_index=1")[3]
 
 
@@ -220,7 +221,7 @@ def test_a_diagnosis_is_written_drawn_and_told_and_what_a_run_does_not_allow_has
     [
         (
             ["run=runs/b", "diagnose=[recal]"],
-            r"diagnose: must be all or of recall, wiped, .* got recal",
+            r"diagnose: must be all or of recall, wiped, .* got 'recal",
         ),
         (
             ["run=runs/b", "diagnose=wiped"],
@@ -228,7 +229,7 @@ def test_a_diagnosis_is_written_drawn_and_told_and_what_a_run_does_not_allow_has
         ),
         (
             ["run=runs/b", "diagnose=observable"],
-            r"diagnose_twin must name a run that was trained with env.obs",
+            r"diagnose_twin: must name a run that was trained with env.obs",
         ),
         (
             ["run=runs/b", "diagnose_twin=runs/twin"],
@@ -236,7 +237,7 @@ def test_a_diagnosis_is_written_drawn_and_told_and_what_a_run_does_not_allow_has
         ),
         (
             ["run=runs/b", "diagnose=observable", "diagnose_twin=runs/trials"],
-            r"diagnose_twin must be a run of",
+            r"diagnose_twin: must be a run of",
         ),
     ],
 )
@@ -333,18 +334,24 @@ def test_pictures_of_an_earlier_evaluation_do_not_stay_beside_another(run, tmp_p
         ),
         ([], r"run: Missing mandatory value"),
         (["run=runs/b", "gammas=some"], r"gammas must be all or null, got some"),
-        (["run=runs/b", "gamma=0.5"], r"gamma must be one of 0.1, .* got 0.5"),
+        (["run=runs/b", "gamma=0.5"], r"gamma: must be one of 0.1, .* got 0.5"),
         (["run=runs/b", "gamma_index=7"], r"gamma_index must be in -7..6, got 7"),
         (["run=runs/b", "gamma=0.9", "gamma_index=1"], r"gamma=0.9 and gamma_index=1"),
-        (["run=runs/b", "env.sise=9"], r"env.sise: .*not 'sise'"),
+        (["run=runs/b", "env.sise=9"], r"env.sise: must be an argument of"),
         (
             ["run=runs/b", "env.num_goals=3"],
             r"weights of runs/b must fit the environment: .*\[64, 12\]",
         ),
-        (["run=runs/b", "trials.num_trials=3"], r"runs/b must have trials to change them"),
+        (
+            ["run=runs/b", "trials.num_trials=3"],
+            r"trials: must be empty, for runs/b was trained without trials",
+        ),
         (["run=runs/b", "num_episodes=0"], r"num_episodes: must be .*, got 0"),
         (["run=runs/b", "confidence=1"], r"confidence must be in \(0, 1\), got 1"),
-        (["run=runs/trials", "context_length=9"], r"GRUEncoder takes .*, not 'context_length'"),
+        (
+            ["run=runs/trials", "context_length=9"],
+            r"encoder.context_length: must be an argument of .*GRUEncoder",
+        ),
         (["run=runs/b", "numepisodes=3"], r"numepisodes: no such key, did you mean num_episodes"),
     ],
 )

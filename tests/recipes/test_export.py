@@ -109,7 +109,7 @@ def test_an_mlflow_model_is_loaded_by_mlflow(export):
             ["run=runs/mine", "path=a", "checkpoint=first"],
             "checkpoint must be best or last, got 'first'",
         ),
-        (["run=runs/mine", "path=a", "context_length=7"], "context_length must be left out"),
+        (["run=runs/mine", "path=a", "context_length=7"], "context_length: must be left out"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_writes_nothing(export, folder, arguments, message):

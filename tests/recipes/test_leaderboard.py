@@ -6,7 +6,7 @@ import re
 
 import pytest
 import yamame
-from yamame.runs import CostLimit
+from yamame.runs import CostLimit, api
 from yamame.system.installed import recipe_command
 from yamame.tracking.history import RunReader
 
@@ -61,13 +61,13 @@ def runs_of(folder):
 def test_a_table_is_not_made_of_nothing_but_failures(board):
     status, _, errors, rows = board("0")
     assert (status, rows) == (1, [])
-    assert "length must be at least 1, got 0" in errors
+    assert "length: must be at least 1, got 0" in errors
 
 
 def test_what_is_missing_is_run_what_failed_is_told_and_what_is_done_stays(board, tmp_path):
     status, out, errors, rows = board("0, 3")
     assert status == 1
-    assert "length must be at least 1, got 0" in errors
+    assert "length: must be at least 1, got 0" in errors
     assert (
         "to be measured: python recipes/train.py experiment=cpu_tmaze env.length=0 debug=tiny"
         in out
@@ -90,11 +90,11 @@ def test_what_is_missing_is_run_what_failed_is_told_and_what_is_done_stays(board
 def test_a_run_that_is_asked_to_end_ends_the_recipe_which_goes_on_later(board, monkeypatch):
     seen = []
 
-    def interrupted(*overrides):
+    def interrupted(*overrides, **options):
         seen.append(overrides)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(yamame, "train", interrupted)
+    monkeypatch.setattr(api, "train", interrupted)
     assert board("3, 4")[0] == 75
     assert len(seen) == 1
     assert "resume=auto" in seen[0]
@@ -104,7 +104,7 @@ def test_a_run_that_is_asked_to_end_ends_the_recipe_which_goes_on_later(board, m
     ("tasks", "arguments", "message"),
     [
         ("3", ["tier=long"], "tier: must be one of short, got long"),
-        ("x", [], "env.length: must be an integer or a list, got 'x'"),
+        ("x", [], "env.length: must be an integer or a list, each an integer, got 'x'"),
         ("3", ["overrides=[encodr=gru]"], "encodr: no such key"),
     ],
 )

@@ -1,5 +1,5 @@
-"""Malformed command lines, drawn from the configurations of all recipes: each is one line, and
-writes nothing.
+"""Malformed command lines, drawn from the configurations of all recipes: each is answered with its
+key and value, and writes nothing.
 
 ``MALFORMED_LINES`` in the environment says how many the slow test draws; a third of them may be
 right, the others are not. A line may take ``LIMIT_S`` seconds until its work would begin.
@@ -26,9 +26,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from yamame import conf_dir
 from yamame.cli.app import main
-from yamame.cli.arguments import EASED
-from yamame.cli.front import answer
+from yamame.cli.arguments import verbatim_keys
+from yamame.cli.front import check_command_line
 from yamame.cli.nodes import plain
+from yamame.cli.settings import CONFIGS
 from yamame.collectors import SyncCollector
 from yamame.deploy import Interface
 from yamame.files.checkpoint import Checkpointer
@@ -143,7 +144,7 @@ def draw(rng: random.Random, kind: str) -> tuple[str, list[str], str, str]:
     key = rng.choice([name for name in known if not name.endswith(("_recursive_", "_convert_"))])
     value = known[key]
     if kind in ("syntax", "sweep") and recipe != "doctor":  # which sweeps nothing
-        texts = EASED.get(recipe, {}).get("texts", ())  # what is typed there needs no quotes
+        texts = list(verbatim_keys(CONFIGS[recipe]))  # what is typed there needs no quotes
         numbers = [
             name for name in known if name not in texts and isinstance(known[name], int | float)
         ]
@@ -174,9 +175,8 @@ def draw(rng: random.Random, kind: str) -> tuple[str, list[str], str, str]:
     else:
         kind = float if key.startswith("budget.") and isinstance(value, int) else type(value)
         value = rng.choice(WRONG[kind])
-        if value in ("nan", "1.5") and key in EASED.get(recipe, {}).get(
-            "texts", ()
-        ):  # texts need no quotes there
+        if value in ("nan", "1.5") and key in verbatim_keys(CONFIGS[recipe]):
+            # Texts need no quotes there.
             value = "''"
     base = [text for text in base if not text.startswith(f"{key}=")]
     return recipe, [*base, f"{key}={value}"], key, value
@@ -223,6 +223,7 @@ def line(imported, place, monkeypatch) -> Callable[..., tuple[Any, str]]:
     monkeypatch.setattr(Run, "begin", begin_no_run)
     for name in ("play_episode", "evaluate"):
         monkeypatch.setattr(f"yamame.evaluation.{name}", begin_no_run)
+    monkeypatch.setattr("yamame.runs.playing.evaluate", begin_no_run)
     for name in ("report.RunReader.open", "tracking.send_rest", "doctor.machine.problems"):
         monkeypatch.setattr(f"yamame.{name}", begin_no_run)
     for name in ("save_pretrained", "export"):
@@ -238,7 +239,7 @@ def line(imported, place, monkeypatch) -> Callable[..., tuple[Any, str]]:
         module.rebuild = begin_no_run  # the learner of a bundle
         try:
             with redirect_stderr(errors), redirect_stdout(io.StringIO()):
-                answer(recipe)
+                check_command_line(recipe)
                 main(task, config_name=recipe)
         except Accepted:
             status = None
@@ -270,7 +271,10 @@ def faults(status: Any, errors: str, key: str, value: str, *, may_be_accepted: b
     if status is None:
         return [] if may_be_accepted else ["accepted"]
     wrong = [] if status == 2 else [f"status {status}"]
-    wrong += [] if errors.count("\n") == 1 else [f"{errors.count(chr(10))} lines"]
+    # One for each key, for a value may reach others by interpolation.
+    lines = errors.splitlines()
+    are_lines = bool(lines) and all(re.match(r"\w+: [^ ]", text) for text in lines)
+    wrong += [] if are_lines else [f"{len(lines)} lines"]
     wrong += [] if key.rpartition(".")[2] in errors else ["no key"]
     return wrong + ([] if any(text in errors for text in told(value)) else ["no value"])
 
@@ -293,7 +297,7 @@ def answers(line: Callable, place: Path, num: int, seed: int) -> list[str]:
 
 
 @pytest.mark.timeout(60)
-def test_a_malformed_line_is_one_line_with_key_and_value_and_writes_nothing(line, place):
+def test_a_malformed_line_is_answered_with_key_and_value_and_writes_nothing(line, place):
     assert answers(line, place, num=9, seed=20) == []
 
 

@@ -161,7 +161,7 @@ def test_strict_ends_with_status_one_where_less_came_out_than_expected(report):
         (["thresholds=[0.5,-1]"], "thresholds: must be positive numbers, got -1"),
         (
             ["resampling.confidence=2"],
-            "resampling: Resampling: confidence must be in (0, 1), got 2",
+            "resampling.confidence: must be a number above 0 and below 1, got 2",
         ),
         (["bogus=1"], "bogus"),
         (["tables=[page.md]"], "tables: must have a folder to be filled from"),

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 from yamame.cli.arguments import ease
+from yamame.cli.sections import Config, VerbatimText
 from yamame.report.terminal import half_blocks, print_columns
 
 
@@ -48,6 +49,14 @@ def test_a_large_picture_is_taken_at_every_nth_pixel():
     assert half_blocks(frame, width=20) != half_blocks(small, width=2)
 
 
+class Example(Config):
+    open_keys = ("env",)
+
+    run: VerbatimText | list[VerbatimText]
+    text: VerbatimText
+    other: str
+
+
 def test_texts_are_quoted_and_keys_may_be_new_but_only_those_named():
     command = [
         "run=a=1",
@@ -58,7 +67,7 @@ def test_texts_are_quoted_and_keys_may_be_new_but_only_those_named():
         "other=a=1",
         "run=null",
     ]
-    eased = ease(command, texts=("run", "text"), below=("env",))
+    eased = ease(command, Example)
     assert eased == [
         "run='a=1'",
         "text='it\\'s 3,5'",
@@ -68,8 +77,8 @@ def test_texts_are_quoted_and_keys_may_be_new_but_only_those_named():
         "other=a=1",
         "run=null",
     ]
-    assert ease(["run='a'", "run=[x=1, y]"], texts=("run",)) == ["run='a'", "run=['x=1','y']"]
-    assert ease(["-m", "run=a,b"], texts=("run",)) == ["-m", "run=a,b"]
+    assert ease(["run='a'", "run=[x=1, y]"], Example) == ["run='a'", "run=['x=1','y']"]
+    assert ease(["-m", "run=a,b"], Example) == ["-m", "run=a,b"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from omegaconf import OmegaConf
 from yamame import conf_dir
 from yamame.actions import BetaDistribution, TanhNormalDistribution
 from yamame.agent import InContextAgent
+from yamame.checks import UsageError
 from yamame.losses import MultiGammaREDQLoss, SeparateREDQLoss
 from yamame.replay import SequencePacking
 from yamame.runs.build import build_agent, build_env, build_learner, build_transform, total_updates
@@ -81,6 +82,55 @@ def test_cloning_has_no_critic():
 def test_the_family_of_continuous_policies_is_a_setting(overrides, family):
     agent, _ = built("env=wind", *overrides)
     assert agent.action_space._family is family
+
+
+WRONG = """
+from torch import nn
+from yamame.trajectory import MemorylessEncoder
+
+class TooWide(MemorylessEncoder):
+    def __init__(self, in_features):
+        super().__init__(in_features)
+        self.out_features += 1
+"""
+
+
+def small_config():
+    overrides = ["env=mazerunner", "encoder=memoryless", "trust=[mylab.]"]
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose("train", overrides=overrides)
+
+
+def build_all(cfg):
+    build_env(cfg, num_envs=2, seed=0, held_out=True)
+    env = build_env(cfg, num_envs=2, seed=0)
+    return build_learner(cfg, build_agent(cfg, env))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("env.size", 8, r"env\.size: must be .*, got 8"),
+        ("evaluation.env.size", 8, r"evaluation\.env\.size: must be .*, got 8"),
+        ("schedule.average_decay", 2, r"schedule\.average_decay: must be .*, got 2"),
+        ("schedule.max_grad_norm", -1, r"schedule\.max_grad_norm: must be .*, got -1"),
+        ("agent.probability_floor", 7, r"agent\.probability_floor: must be .*, got 7"),
+        ("encoder", {"_target_": "mylab.TooWide"}, r"encoder: must return .*, got \[1"),
+        ("optimizer.lr", -1, r"optimizer: .*-1.*lr=-1"),
+    ],
+)
+def test_an_error_of_a_part_names_the_key_of_the_setting(own_module, key, value, message):
+    own_module("mylab", WRONG)
+    cfg = small_config()
+    if isinstance(value, dict):
+        value = {**value, "_partial_": True}
+    OmegaConf.update(cfg, key, value, merge=False, force_add=True)
+    with pytest.raises(UsageError, match=rf"^{message}"):
+        build_all(cfg)
+
+
+def test_the_configuration_of_these_errors_is_right_without_them():
+    build_all(small_config())
 
 
 def annealed(offline=0, **budget):

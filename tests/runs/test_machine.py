@@ -38,7 +38,7 @@ def any_device(monkeypatch):
 
 @pytest.mark.parametrize("key", RECORDED)
 def test_a_cpu_records_nothing(any_device, key):
-    with pytest.raises(UsageError, match=f"^{key} must be false on cpu, got true$"):
+    with pytest.raises(UsageError, match=f"^{key}: must be false on cpu, got true$"):
         check_machine(configured(f"{key}=true"))
     check_machine(configured(f"{key}=true", "device=cuda:1"))
     check_machine(configured())
@@ -48,7 +48,9 @@ def test_a_cpu_records_nothing(any_device, key):
 def test_without_a_compiler_nothing_is_compiled(any_device, monkeypatch, key):
     check_machine(configured(f"{key}=true"))
     monkeypatch.setattr(machine, "missing_compiler", lambda device: f"nothing on {device}")
-    with pytest.raises(UsageError, match=f"^{key} must be false with nothing on cuda:1, got true$"):
+    with pytest.raises(
+        UsageError, match=f"^{key}: must be false with nothing on cuda:1, got true$"
+    ):
         check_machine(configured(f"{key}=true", "device=cuda:1"))
     check_machine(configured())
 
@@ -56,7 +58,7 @@ def test_without_a_compiler_nothing_is_compiled(any_device, monkeypatch, key):
 @pytest.mark.parametrize("key", [RECORDED[0], COMPILED[0]])
 def test_processes_that_learn_together_record_and_compile_no_update(any_device, monkeypatch, key):
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    with pytest.raises(UsageError, match=f"^{key} must be false under torchrun, got true$"):
+    with pytest.raises(UsageError, match=f"^{key}: must be false under torchrun, got true$"):
         check_machine(configured(f"{key}=true", "device=cuda"))
     check_machine(configured("collector.cuda_graph=true", "collector.compile=true", "device=cuda"))
 
@@ -73,7 +75,7 @@ def test_actors_get_no_gpu_where_there_is_none(monkeypatch):
     wanted = partial(configured, "collector.resources.num_gpus=1", choices=("collector=ray",))
     with pytest.raises(
         UsageError,
-        match=r"^collector.resources.num_gpus must be 0 on a machine without a GPU, got 1$",
+        match=r"^collector.resources.num_gpus: must be 0 on a machine without a GPU, got 1$",
     ):
         check_machine(wanted())
     check_machine(wanted("collector.address=auto"))  # a cluster may have some
@@ -87,7 +89,7 @@ def test_an_encoder_for_a_gpu_is_refused_elsewhere(monkeypatch):
     build_agent(cfg, env)
     monkeypatch.setattr("yamame.trajectory.TransformerEncoder.needs_cuda", True, raising=False)
     with pytest.raises(
-        UsageError, match=r"^device: must be cuda with encoder TransformerEncoder, got cpu$"
+        UsageError, match=r"^device: must be cuda with encoder TransformerEncoder, got 'cpu'$"
     ):
         build_agent(cfg, env)
 

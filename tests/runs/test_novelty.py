@@ -177,7 +177,7 @@ def test_an_environment_from_elsewhere_holds_instructions_out(worlds):
 
 def test_a_relabeller_that_cannot_reject_instructions_is_refused_where_some_are_held_out(worlds):
     cfg = halls(worlds, _target_="worlds.Greedy")
-    with pytest.raises(UsageError, match="relabel: Greedy must take held_out"):
+    with pytest.raises(UsageError, match=r"relabel: must take held_out.*Greedy"):
         build_transform(cfg, build_env(cfg, num_envs=2, seed=0))
     cfg.env._target_ = "yamame_envs.MazeRunner"
     build_transform(cfg, build_env(cfg, num_envs=2, seed=0))

@@ -7,17 +7,19 @@ import copy
 import importlib
 import pickle
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
 import torch
+import yaml
 from hydra import compose, initialize_config_dir
 from yamame import conf_dir
 from yamame.checks import UsageError
-from yamame.cli.nodes import plain
+from yamame.cli.nodes import plain, targets
 from yamame.files.checkpoint import Checkpointer
-from yamame.files.trusted import IN_FILES
+from yamame.files.trusted import KINDS, is_of_kind
 from yamame.runs.build import build_agent, build_env
 from yamame.runs.trained import load_trained
 
@@ -392,14 +394,87 @@ def named_in_yaml() -> set[str]:
     return {line.split("_target_:")[1].strip(" }") for line in lines if "_target_:" in line}
 
 
-def test_what_the_yaml_files_name_may_stand_in_a_file_and_nothing_else_of_ours():
-    listed = set().union(*IN_FILES.values())
-    never_in_a_run = {"yamame.tracking.sweep.SweepParent", "yamame.report.Resampling"}
-    assert named_in_yaml() - listed == never_in_a_run
-    assert {name for name in listed - named_in_yaml() if not name.startswith("torch.optim.")} == {
-        "yamame.runs.MLflowTracker",
-        "yamame.runs.NullTracker",
+def nodes_in_yaml() -> Iterator[tuple[str, str]]:
+    """Place and name of every target in the YAML files."""
+    for path in conf_dir().rglob("*.yaml"):
+        folder = path.parent.relative_to(conf_dir()).parts
+        is_global = "# @package _global_" in path.read_text()
+        package = folder[:1] if folder and not is_global else ()
+        for key, node in targets(yaml.safe_load(path.read_text())):
+            place = [*package, *filter(None, key.split("."))][0]
+            yield place, node["_target_"]
+
+
+def test_a_file_may_name_what_the_yaml_files_name_where_they_name_it():
+    named = set(nodes_in_yaml())
+    refused = {(place, name) for place, name in named if not is_of_kind(name, place)}
+    # Those of a sweep and of a report are in no run.
+    assert refused == {
+        ("hydra", "yamame.tracking.sweep.SweepParent"),
+        ("resampling", "yamame.report.Resampling"),
     }
-    for name in listed:
-        found = resolve_name(name)
-        assert found.__module__.split(".")[0] == name.split(".")[0]
+    assert {place for place, _ in named} - {"hydra", "resampling"} == set(KINDS) - {"evaluation"}
+
+
+WRONG_KINDS = {
+    "env": "yamame.trajectory.GRUEncoder",
+    "evaluation": "yamame_envs.Gym",
+    "trials": "yamame_envs.Gym",
+    "workers": "yamame_envs.Gym",
+    "timestep_encoder": "yamame.timestep.ImageEncoder",
+    "goal_encoder": "yamame.timestep.MLPTimestepEncoder",
+    "encoder": "yamame.trajectory.SigmaReparamLinear",
+    "agent": "yamame.heads.ActionInputCritic",
+    "relabel": "yamame.replay.TrajectoryStorage",
+    "exploration": "yamame.exploration.disable_exploration",
+    "optimizer": "torch.optim.lr_scheduler.StepLR",
+    "replay": "yamame.replay.TrajectoryStorage",
+    "collector": "yamame.collectors.TrajectoryAssembler",
+    "packing": "yamame.replay.TrajectoryReplayBuffer",
+    "window": "yamame.replay.minibatches",
+    "callbacks": "yamame.runs.MLflowTracker",
+    "data": "yamame.data.TrajectoryDataset",
+    "source": "yamame.baselines.learning_histories",
+    "logger": "yamame.tracking.send_rest",
+}
+"""A class or function of the wrong kind for every place, of the right room where it has one."""
+
+
+@pytest.mark.parametrize("place", KINDS)
+def test_a_class_of_the_wrong_kind_is_refused_at_every_place_and_not_called(
+    payload, unharmed, monkeypatch, place
+):
+    name = WRONG_KINDS[place]
+    called = []
+    key = {"agent": "agent.critic", "evaluation": "evaluation.env.workers"}.get(place, place)
+    value = {"mine": node(name)} if place == "callbacks" else node(name)
+    refused(forged(payload, key, value), f"{key}", repr(name))
+    with monkeypatch.context() as replaced:
+        replaced.setattr(name, called.append)
+        refused(forged(payload, key, value), f"{key}", repr(name))
+    assert not called
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("env", "yamame_envs.import_module"),
+        ("env", "yamame_envs.register"),
+        ("env", "yamame_envs.adapters.gym.Gym"),
+        ("encoder", "yamame.trajectory.transformer"),
+        ("encoder", "yamame.trajectory.nothing"),
+        ("encoder", "yamame.trajectory.transformer.nothing"),
+        ("encoder", "yamame.trajectory.nothing.TransformerEncoder"),
+        ("encoder", "yamame.trajectory.transformer.TransformerEncoder.__init__"),
+        ("encoder", "yamame.trajectory.base.TensorDictModuleBase"),
+        ("logger", "yamame.tracking.tracker.MLflowTracker"),
+        ("data", "yamame.data.sources"),
+        ("surprise", "yamame.trajectory.GRUEncoder"),
+    ],
+)
+def test_what_is_not_of_the_kind_of_a_place_is_refused(place, name):
+    assert not is_of_kind(name, place)
+
+
+def test_a_component_need_not_be_exported_by_its_room():
+    assert is_of_kind("yamame.trajectory.transformer.TransformerEncoder", "encoder")

@@ -66,7 +66,7 @@ def test_a_limit_must_be_a_positive_number(value):
 
 
 def test_a_budget_needs_a_limit():
-    with pytest.raises(ValueError, match="must be given, got none of them"):
+    with pytest.raises(ValueError, match="must be given, or updates or minutes"):
         Budget()
 
 

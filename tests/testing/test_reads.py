@@ -1,10 +1,10 @@
-"""What a captured computation may read, and what a replay on the same memory computes."""
+"""Undeclared reads of a captured computation raise, and a replay uses the recorded memory."""
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from yamame.testing import DeclaredReads
+from yamame.testing import DeclaredReads, MemoryReplay
 
 DECLARED = torch.full((4,), 2.0)
 FOREIGN = torch.ones(4)
@@ -46,31 +46,36 @@ ALLOWED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_declared_is_refused(name: str) -> None:
+def test_an_undeclared_read_raises(name: str) -> None:
+    # Negative control: outside of the context nothing raises.
     REFUSED[name]()
     with pytest.raises(AssertionError), DeclaredReads(ALL):
         REFUSED[name]()
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_what_is_declared_or_made_inside_is_not(name: str) -> None:
+def test_a_read_of_declared_or_inner_memory_passes(name: str) -> None:
     with torch.random.fork_rng(), DeclaredReads(ALL):
         ALLOWED[name]()
 
 
 def test_a_replay_reads_the_memory_of_the_recording_and_bakes_numbers() -> None:
-    from yamame.testing import MemoryReplay
-
-    layer, x, total, factor = nn.Linear(3, 2), torch.randn(4, 3), torch.zeros(4, 2), 2.0
+    layer = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
+    total = torch.zeros(4, 2)
+    factor = 2.0
 
     def compute() -> torch.Tensor:
-        out = layer(x).unflatten(0, (2, 2)).transpose(0, 1).flatten(0, 1) * factor
+        # Views, an operation in place and one with a result of its own.
+        pairs = layer(x).unflatten(0, (2, 2))
+        out = pairs.transpose(0, 1).flatten(0, 1) * factor
         total.add_(out)
         return out.softmax(-1)
 
     with torch.no_grad():
         with MemoryReplay() as recorded:
             result = compute()
+        # New values in the same memory are read.
         x.copy_(torch.randn(4, 3))
         layer.weight.mul_(-3.0)
         total.zero_()
@@ -80,10 +85,13 @@ def test_a_replay_reads_the_memory_of_the_recording_and_bakes_numbers() -> None:
         assert torch.equal(result, compute())
         assert torch.equal(found, total)
 
+        # A number is baked in.
         factor = 3.0
         recorded.replay()
         assert not torch.allclose(result, compute())
+
+        # New values in other memory are not read.
         factor = 2.0
-        layer.weight.data = layer.weight.data * 2  # other memory
+        layer.weight.data = layer.weight.data * 2
         recorded.replay()
         assert not torch.allclose(result, compute())

@@ -1,4 +1,4 @@
-"""The relabelling checker accepts ours and finds each planted defect by the law that it breaks."""
+"""The checker accepts `Relabel`, and reports each planted defect under the law it breaks."""
 
 import pytest
 import torch
@@ -135,10 +135,10 @@ DEFECTS = {
     other_observation: "'observation' must stay as it was",
     other_action: "'action' must be zero where the trajectory was cut off",
     garbage_after_the_cut: "'observation' must be zero where the trajectory was cut off",
-    reward_left_after_the_cut: r"\('next', 'energy'\) must be zero where the trajectory was cut off",
+    reward_left_after_the_cut: r"\('next', 'energy'\) must be zero where the trajectory was",
     lost_entry: "must hold the keys of the input",
     other_type: "'action' must keep its dtype",
-    longer_than_its_mask: "no real step may follow padding",
+    longer_than_its_mask: "no real timestep may follow padding",
 }
 
 
@@ -165,7 +165,11 @@ def test_a_changed_input_is_found():
 
 
 def rewriting(change):
-    """A relabeller that is right about everything but which instruction it gives."""
+    """Return a relabeller that rewrites a batch correctly, for instructions that may be wrong.
+
+    Args:
+        change: Function that changes instructions ``[B, K, d]`` in place, given the batch.
+    """
 
     def relabel(batch):
         instruction = batch["goal"][:, 0].clone()
@@ -204,7 +208,7 @@ def test_a_goal_that_only_held_at_the_start_is_found():
 
 
 def line(goals, positions):
-    """One trajectory along a line, one goal held at each step."""
+    """Return one trajectory along a line, where the position is the goal achieved."""
     achieved = torch.tensor(positions).reshape(1, -1, 1, 1)
     ones = torch.ones(achieved.shape[:3], dtype=torch.bool)
     return goal_trajectories(torch.tensor(goals).reshape(1, -1, 1), achieved, ones, ones[..., 0])
@@ -228,7 +232,7 @@ def test_goals_that_are_not_in_order_of_time_are_found():
         instruction[:, 1] = 1.0
 
     batch = line([2.0, 9.0], [0.0, 1.0, 2.0, 3.0])
-    with pytest.raises(AssertionError, match="carried out further than the old one"):
+    with pytest.raises(AssertionError, match="completed further than the old one"):
         check_relabeller(rewriting(append), batch)
 
     def merge(instruction, batch):
@@ -237,12 +241,14 @@ def test_goals_that_are_not_in_order_of_time_are_found():
     check_relabeller(rewriting(merge), batch)
 
 
-def test_a_new_instruction_for_whoever_succeeded_is_found():
+def test_a_new_instruction_after_success_is_found():
     def earlier(instruction, batch):
         instruction[:, 0] = 1.0
 
     batch = line([2.0, GOAL_PAD], [0.0, 1.0, 2.0])
-    with pytest.raises(AssertionError, match="whoever succeeded must keep the instruction"):
+    with pytest.raises(
+        AssertionError, match="a trajectory that succeeded must keep its instruction"
+    ):
         check_relabeller(rewriting(earlier), batch)
 
 

@@ -1,6 +1,4 @@
-"""Every law catches a planted defect under its own name, and every encoder of the package keeps
-them all.
-"""
+"""Every law reports a planted defect under its own name, and every encoder satisfies all laws."""
 
 import copy
 
@@ -61,7 +59,7 @@ ENCODERS = {
     "accumulated summaries": lambda: MemoEncoder(5, **SMALL, segment_length=4, num_slots=2),
 }
 NEED_CUDA = {MambaEncoder, HFEncoder}
-"""Their laws are checked in tests of their own: one needs CUDA, one a package."""
+"""Encoders with tests of their own: one needs CUDA, the other a package."""
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -71,13 +69,11 @@ def test_every_configuration_keeps_every_law(name: str) -> None:
 
 
 def test_every_public_encoder_is_among_the_configurations() -> None:
-    public = {
-        value
-        for value in vars(yamame.trajectory).values()
-        if isinstance(value, type)
-        and issubclass(value, TrajectoryEncoder)
-        and value not in (TrajectoryEncoder, RecurrentEncoder)
-    }
+    public = set()
+    for value in vars(yamame.trajectory).values():
+        if isinstance(value, type) and issubclass(value, TrajectoryEncoder):
+            public.add(value)
+    public -= {TrajectoryEncoder, RecurrentEncoder}
     assert public - NEED_CUDA == {type(make()) for make in ENCODERS.values()}
     assert public > NEED_CUDA
 
@@ -87,17 +83,14 @@ def test_the_checker_leaves_the_encoder_and_random_state_alone(name: str) -> Non
     torch.manual_seed(0)
     encoder = ENCODERS[name]().train()
     encoder(TensorDict({"features": torch.randn(3, 5), "is_init": torch.ones(3, 1).bool()}, [3]))
-    state, memory = copy.deepcopy(encoder.state_dict()), encoder.memory.clone()
+    state = copy.deepcopy(encoder.state_dict())
+    memory = encoder.memory.clone()
     random_state = torch.get_rng_state()
     check_trajectory_encoder(encoder, has_memory=name != "memoryless")
     assert encoder.training
     assert torch.equal(torch.get_rng_state(), random_state)
-    for before, after in (
-        (state, encoder.state_dict()),
-        (dict(memory.items()), dict(encoder.memory.items())),
-    ):
-        assert before.keys() == after.keys()
-        assert all(torch.equal(before[key], after[key]) for key in before)
+    torch.testing.assert_close(encoder.state_dict(), state, rtol=0, atol=0)
+    torch.testing.assert_close(dict(encoder.memory), dict(memory), rtol=0, atol=0)
 
 
 def test_the_checker_takes_sequences_no_longer_than_the_context() -> None:
@@ -171,7 +164,7 @@ class LooksAheadForStarts(GRUEncoder):
 
 
 class SeesPadding(GRUEncoder):
-    """Takes padding for history: real timesteps after it continue from it."""
+    """Encoder that takes padding for history: the timesteps after it continue from it."""
 
     def parallel(self, x, step_index, starts, num_segments=None):
         begins = torch.zeros_like(starts)
@@ -217,7 +210,7 @@ class IgnoresActingStarts(TransformerEncoder):
 
 
 class ForgetsNothing(GRUEncoder):
-    """Has a second memory beside the one it shows."""
+    """Encoder with a hidden second memory."""
 
     hidden = None
 
@@ -250,14 +243,14 @@ class ForgetsInSnapshots(GRUEncoder):
 
 
 class SharesSnapshots(TransformerEncoder):
-    """The snapshot moves on with the memory."""
+    """Encoder whose snapshot shares tensors with its memory."""
 
     def memory_state_dict(self):
         return {"memory": self.memory}
 
 
 class RemembersTheOrder(GRUEncoder):
-    """An env's memory depends on its place among the others."""
+    """Encoder whose outputs depend on the index of an env."""
 
     def step(self, x, memory, is_init, step_index=None):
         remembers = memory["hidden"].abs().sum((1, 2)).gt(0) & ~is_init
@@ -272,7 +265,7 @@ class SetsItsMemory(GRUEncoder):
 
 
 class ForgetsInSilence(GRUEncoder):
-    """Begins anew whenever the number of envs is another."""
+    """Encoder that starts afresh whenever the number of envs changes."""
 
     def ready_memory(self, is_init):
         if self.memory is not None and len(self.memory) != len(is_init):
@@ -295,21 +288,22 @@ class SlotOffByOne(CacheStep):
 
 
 class FoldsOnce(GRUEncoder):
-    """Acts with the weights it had at its first step."""
+    """Encoder that acts with the weights of its first step."""
 
     folded = None
 
     def step(self, x, memory, is_init, step_index=None):
         if self.folded is None:
             self.folded = self.out.weight.detach().clone()
-        current, self.out.weight.data = self.out.weight.data, self.folded
+        current = self.out.weight.data
+        self.out.weight.data = self.folded
         result = super().step(x, memory, is_init, step_index)
         self.out.weight.data = current
         return result
 
 
 class FoldsByVersion(FoldsOnce):
-    """Notices updates in place, but not those through ``.data``."""
+    """Encoder that detects updates in place, but not those through ``.data``."""
 
     version = None
 
@@ -320,7 +314,7 @@ class FoldsByVersion(FoldsOnce):
 
 
 class HoldsATensor(GRUEncoder):
-    """Reads a tensor that is no buffer: it may be replaced while a recording reads the old one."""
+    """Encoder that reads an unregistered tensor, which may be replaced after a recording."""
 
     def __init__(self, *args, **sizes):
         super().__init__(*args, **sizes)
@@ -331,7 +325,7 @@ class HoldsATensor(GRUEncoder):
 
 
 class HoldsATensorInSequences(GRUEncoder):
-    """Reads such a tensor in the parallel pass alone; a step makes its own."""
+    """Encoder that reads an unregistered tensor in the parallel pass only."""
 
     def __init__(self, *args, **sizes):
         super().__init__(*args, **sizes)
@@ -345,8 +339,9 @@ class HoldsATensorInSequences(GRUEncoder):
 
 
 class Gain(GRUEncoder):
-    """Multiplies outputs by the exponential of a parameter, which `prepare_to_act` computes for
-    acting.
+    """Encoder whose outputs are multiplied by the exponential of a parameter.
+
+    `prepare_to_act` computes it for acting.
     """
 
     def __init__(self, *args, **sizes):
@@ -359,7 +354,7 @@ class Gain(GRUEncoder):
         self.gain.copy_(self.log_gain.exp())
 
     def act_gain(self):
-        """The factor of a step: the prepared one in a capture, where it is up to date."""
+        """Return the factor of a step: in a capture the prepared one, which is up to date."""
         return self.gain if capturing() else self.log_gain.exp()
 
     def parallel(self, x, *args, **options):
@@ -371,7 +366,7 @@ class Gain(GRUEncoder):
 
 
 class ReplacesABuffer(Gain):
-    """Puts another tensor in the place of the buffer."""
+    """Encoder that replaces the tensor of a buffer."""
 
     @torch.no_grad()
     def prepare_to_act(self):
@@ -379,7 +374,7 @@ class ReplacesABuffer(Gain):
 
 
 class ReplacesAConstant(Gain):
-    """Does so with equal values, so that only the address differs."""
+    """Encoder that replaces a buffer by an equal one, so that only the address differs."""
 
     def __init__(self, *args, **sizes):
         super().__init__(*args, **sizes)
@@ -406,7 +401,7 @@ class ReplacesAtLoading(Gain):
 
 
 class BakesANumber(Gain):
-    """Folds the parameter into a float at every update."""
+    """Encoder that folds the parameter into a Python number at every update."""
 
     number = 1.0
 
@@ -421,7 +416,7 @@ class BakesANumber(Gain):
 
 
 class BakesANumberInSequences(Gain):
-    """Reads a number back in the parallel pass."""
+    """Encoder that reads a number back in the parallel pass."""
 
     def parallel(self, x, *args, **options):
         gain = self.log_gain.exp()
@@ -430,7 +425,7 @@ class BakesANumberInSequences(Gain):
         return GRUEncoder.parallel(self, x, *args, **options) * gain
 
 
-def test_what_is_prepared_in_place_keeps_every_law() -> None:
+def test_an_encoder_that_prepares_in_place_keeps_every_law() -> None:
     torch.manual_seed(0)
     check_trajectory_encoder(Gain(5, hidden_size=8, out_features=7))
 
@@ -448,11 +443,11 @@ DEFECTS = [
     (WritesDoubles, "entries", "writes torch.float64"),
     (Detaches, "learning", "records no graph"),
     (LearnsNothing, "learning", "no gradient reaches the features"),
-    (LooksAhead, "causality", "depend on what follows"),
-    (LooksOneStepAhead, "causality", "depend on what follows"),
-    (LooksAheadForStarts, "causality", "depend on what follows"),
+    (LooksAhead, "causality", "depend on later timesteps"),
+    (LooksOneStepAhead, "causality", "depend on later timesteps"),
+    (LooksAheadForStarts, "causality", "depend on later timesteps"),
     (SeesPadding, "padding", "amount of left padding"),
-    (SeesPaddingValues, "padding", "what padding holds"),
+    (SeesPaddingValues, "padding", "content of padding"),
     (MixesEnvs, "envs", "the parallel pass"),
     (MixesActingEnvs, "envs", "acting"),
     (ResetsAllEnvs, "envs", "acting"),
@@ -465,7 +460,7 @@ DEFECTS = [
     (SharesSnapshots, "value", "a saved memory"),
     (RemembersTheOrder, "value", "from its own part"),
     (SetsItsMemory, "value", "changes an attribute"),
-    (ForgetsInSilence, "value", "forgets without a word"),
+    (ForgetsInSilence, "value", "another number of envs"),
     (Forgets, "memory", "do not depend on the timestep before"),
     (PositionOffByOne, "parity", "acting differs from the parallel pass"),
     (FoldsOnce, "parity", "after an update of weights in place"),
@@ -488,13 +483,12 @@ def test_a_planted_defect_is_caught_under_the_name_of_its_law(
     defect, law: str, sentence: str
 ) -> None:
     torch.manual_seed(0)
-    sizes = (
-        SMALL if issubclass(defect, TransformerEncoder) else {"hidden_size": 8, "out_features": 7}
-    )
-    with pytest.raises(
-        AssertionError, match=f"{defect.__name__} breaks the {law} law: .*{sentence}"
-    ):
-        check_trajectory_encoder(defect(5, **sizes))
+    is_transformer = issubclass(defect, TransformerEncoder)
+    sizes = SMALL if is_transformer else {"hidden_size": 8, "out_features": 7}
+    encoder = defect(5, **sizes)
+    message = f"{defect.__name__} breaks the {law} law: .*{sentence}"
+    with pytest.raises(AssertionError, match=message):
+        check_trajectory_encoder(encoder)
 
 
 def test_a_cache_slot_off_by_one_breaks_parity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,16 +507,14 @@ def test_a_mask_that_looks_ahead_breaks_causality(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_encoder_called_memoryless_must_not_remember() -> None:
-    with pytest.raises(
-        AssertionError, match="memory law: outputs of an encoder without memory depend"
-    ):
+    message = "memory law: outputs of an encoder without memory depend"
+    with pytest.raises(AssertionError, match=message):
         check_trajectory_encoder(ENCODERS["gru"](), has_memory=False)
 
 
 def test_the_message_names_place_size_and_tolerance() -> None:
-    with pytest.raises(
-        AssertionError, match=r"\(env \d+, timestep \d+: off by \S+e[-+]\d+, allowed 1e-05\)"
-    ):
+    message = r"\(env \d+, timestep \d+: off by \S+e[-+]\d+, allowed 1e-05\)"
+    with pytest.raises(AssertionError, match=message):
         check_trajectory_encoder(MixesEnvs(5, hidden_size=8, out_features=7))
 
 

@@ -1,6 +1,4 @@
-"""The encoder that fits the inputs: a table of environments, and the MLP unchanged where all are
-vectors.
-"""
+"""The automatic encoder fits its inputs, and is the plain MLP where all are vectors."""
 
 import inspect
 

@@ -1,6 +1,4 @@
-"""Image encoders: channels, scaling, independence of the batch, encoding in parts, and that they
-see positions.
-"""
+"""Image encoders: channels, scaling, independence of the batch, parts, and positions."""
 
 import copy
 import pickle
@@ -186,9 +184,7 @@ def test_impossible_arguments_are_refused(make, message):
 
 
 def test_the_residual_encoder_has_the_layers_of_the_paper():
-    """Fifteen convolutions: in each of three sections one, and two blocks of two; the picture
-    halves each time.
-    """
+    """Check three sections of five convolutions, each of which halves the picture."""
     module = ImpalaCNN((64, 64, 3), num_groups=0)
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     assert [layer.out_channels for layer in convolutions] == [16] * 5 + [32] * 10
@@ -214,7 +210,7 @@ def test_each_residual_block_ends_in_group_normalisation_if_there_are_groups():
 
 
 class MeanPixel(nn.Module):
-    """Sees how bright a picture is and not where."""
+    """Encoder of the mean brightness of a picture, without positions."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -226,7 +222,7 @@ class MeanPixel(nn.Module):
 
 
 def squares(shape: tuple[int, ...], count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noise with one bright square, and the quarter [count] of the picture that holds it."""
+    """Return noise with one bright square, and the quarter ``[count]`` that contains it."""
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randint(0, 120, (count, *shape), dtype=torch.uint8, generator=generator)
     height, width = shape[:2]
@@ -275,7 +271,7 @@ def test_brightness_alone_does_not_tell_the_place():
 
 
 def test_the_squares_fill_each_quarter_evenly():
-    """The task's own control: without it, place and count of labels could give the answer away."""
+    """Check the task itself: place or count of labels must not give the answer away."""
     pixels, quarter = squares((7, 7, 3), 400, seed=0)
     brightest = (pixels[..., 0].flatten(1) == 255).nonzero()[:, 1]
     rows, columns = brightest // 7, brightest % 7

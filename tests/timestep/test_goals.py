@@ -1,6 +1,4 @@
-"""Goal encoders: special values are kinds, not numbers, and restricted views hide what they
-must.
-"""
+"""Goal encoders: special values are kinds, not numbers, and restricted views hide goals."""
 
 import pytest
 import torch

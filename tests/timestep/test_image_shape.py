@@ -1,4 +1,4 @@
-"""Where an image's channels are: decided by its shape, said, or refused."""
+"""Channels of an image are found by its shape, or given, or it raises."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""Inputs with encoders of their own: each reaches the features through its encoder, and nothing
-else does.
-"""
+"""An input with its own encoder reaches the features only through this encoder."""
 
 import copy
 import pickle

@@ -1,6 +1,4 @@
-"""The MLP timestep encoder: which inputs reach the features, and that each timestep stands
-alone.
-"""
+"""The MLP encoder reads every input, and encodes every timestep by itself."""
 
 import pytest
 import torch

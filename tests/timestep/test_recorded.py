@@ -1,6 +1,4 @@
-"""What is recorded of a timestep encoder reads its parameters, its buffers and its inputs, and
-nothing back.
-"""
+"""A recorded timestep encoder reads only parameters, buffers and inputs, and no values back."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which entries of an observation spec become inputs, and what kind each is."""
+"""Entries of an observation spec become inputs of the right kind."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Token encoders: each token has a meaning of its own at each place, and unknown ones share one."""
+"""Token encoders: a meaning for each token at each place, and one for unknown tokens."""
 
 import copy
 import pickle
@@ -125,9 +125,7 @@ def test_copies_and_saved_weights_encode_alike(shape):
 
 
 def accuracy_after_learning(shape: tuple[int, ...], *, shuffled: bool = False) -> float:
-    """Whether the token 7 is found in the first or the second half of the places, among random
-    others.
-    """
+    """Train to find the half of the places that holds the token 7, and return the accuracy."""
     torch.manual_seed(0)
     classifier = nn.Sequential(build(shape), nn.Linear(16, 2))
     optimizer = torch.optim.Adam(classifier.parameters(), lr=3e-3)

@@ -1,6 +1,4 @@
-"""Part ``fit``: the published task and agent learn with the preset of a GPU for all the time that
-is left.
-"""
+"""Part ``fit``: train the published agent with the GPU preset for the remaining time."""
 
 import tempfile
 import time
@@ -27,11 +25,11 @@ METRICS = ("loss", "grad_norm", "q_value", "td_error", "entropy", "refused_updat
 
 
 class Watch(yamame.Callback):
-    """Writes how the run gets on every few seconds, and ends it in time.
+    """Callback that writes the progress of the run every few seconds, and ends it in time.
 
     Args:
-        job: Where results are written.
-        seconds: How long the run may take, without its end.
+        job: Job that writes the results.
+        seconds: Time limit of the run, without its end.
     """
 
     def __init__(self, job: Job, seconds: float) -> None:
@@ -39,7 +37,7 @@ class Watch(yamame.Callback):
         self.written = float("-inf")
 
     def progress(self, run: Any, **more: Any) -> None:
-        """Writes a point of the curve."""
+        """Write a point of the curve."""
         progress = run.progress
         self.job.note(
             "progress",
@@ -52,11 +50,11 @@ class Watch(yamame.Callback):
         )
 
     def on_begin(self, run: Any) -> None:
-        """Writes how long the parts of the run took to build."""
+        """Write the time until training begins."""
         self.progress(run)
 
     def on_log(self, run: Any, metrics: Mapping[str, float], step: int) -> None:
-        """Writes every five seconds; asks the run to end when its time is over."""
+        """Write every five seconds; end the run when its time is over."""
         now = time.monotonic()
         if now - self.written >= (1 if self.job.tiny else 5):
             self.written = now
@@ -72,13 +70,14 @@ class Watch(yamame.Callback):
             run.stop("its time is over")
 
     def on_evaluate(self, run: Any, result: Any) -> None:
-        """Writes the return on held-out tasks."""
+        """Write the return on held-out tasks."""
         self.progress(run, held_out_return=round(result.summary()["return_mean"], 3))
 
 
 def run(job: Job) -> None:
-    """Trains until the end of the part is near; its own end (an evaluation, pictures) gets up to
-    half a minute.
+    """Train until the end of the part is near.
+
+    The end of the run itself (an evaluation, pictures) gets up to half a minute.
     """
     left = job.left()
     watch = Watch(job, left - min(30.0, left / 2))

@@ -1,4 +1,4 @@
-"""The part of a run on a GPU that this process executes."""
+"""Settings and results of the part of a GPU run that this process executes."""
 
 import contextlib
 import json
@@ -43,27 +43,25 @@ class Job:
 
     @property
     def cuda(self) -> bool:
-        """Whether the device is a GPU (or emulates one)."""
+        """Return whether the device is a GPU (or emulates one)."""
         return self.device.startswith("cuda")
 
     def chosen(self, group: str) -> bool:
-        """Whether a group of measurements is to be made."""
+        """Return whether a group of measurements is selected."""
         self.groups.add(group)
         return self.choice in ("", group)
 
     def check_choice(self) -> None:
-        """Makes the part fail if it has no group of the name that was given; to be called after it
-        ran.
-        """
+        """Fail the part if it has no group of the selected name; call it after the part."""
         if self.choice and self.choice not in self.groups:
             self.note("unknown group", self.choice, wrong=True, groups=sorted(self.groups))
 
     def left(self) -> float:
-        """Seconds until the part is stopped."""
+        """Return the seconds until the part is stopped."""
         return self.until - time.time()
 
     def note(self, name: str, value: Any, *, wrong: bool = False, **more: Any) -> None:
-        """Writes a result; a wrong one makes the part fail."""
+        """Write a result; a wrong one fails the part."""
         results.append(self.out, self.part, name, value, **more)
         print(f"{self.part}: {name}: {json.dumps(value, default=str)} {more or ''}", flush=True)
         if wrong:
@@ -71,7 +69,7 @@ class Job:
 
     @contextlib.contextmanager
     def attempt(self, name: str) -> Iterator[None]:
-        """Measurements inside may fail: the error becomes the result, and the part continues."""
+        """Write an error of the measurements inside as their result, and continue the part."""
         try:
             yield
         except Exception as error:
@@ -83,15 +81,14 @@ class Job:
             self.note(name, f"{type(error).__name__}: {str(error)[:400]}{where}", wrong=True)
 
     def synchronize(self) -> None:
-        """Waits for the GPU."""
+        """Wait for the GPU."""
         if self.cuda:
             torch.cuda.synchronize()
 
     def seconds(self, call: Callable[[], Any], number: int) -> float:
-        """Wall-clock seconds of one of ``number`` calls in a row, after a first one that does not
-        count.
+        """Return the wall-clock seconds of one of ``number`` calls, without a first one.
 
-        The device is awaited at the end alone, as in a run, where the host goes on meanwhile.
+        The device is synchronized only at the end, as in a run, where the host continues meanwhile.
         """
         call()
         self.synchronize()

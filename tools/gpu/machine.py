@@ -22,7 +22,7 @@ BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.E
 
 
 def run(job: Job) -> None:
-    """Measures, the most important first."""
+    """Measure, the most important first."""
     job.note("python", platform.python_version(), cores=os.cpu_count())
     for name in PACKAGES:
         with job.attempt(name):
@@ -38,7 +38,7 @@ def run(job: Job) -> None:
 
 
 def products(job: Job) -> None:
-    """Square matrix products in each precision."""
+    """Measure square matrix products in each precision."""
     size = 256 if job.tiny else 8192
     before = torch.get_float32_matmul_precision()
     for name, (precision, dtype) in PRODUCTS.items():
@@ -50,7 +50,7 @@ def products(job: Job) -> None:
 
 
 def copies(job: Job) -> None:
-    """Copies within the device's memory: bytes read and bytes written."""
+    """Measure copies within the device's memory: bytes read and bytes written."""
     source = torch.randn(2**20 if job.tiny else 2**28, device=job.device)
     target = torch.empty_like(source)
     seconds = job.seconds(lambda: target.copy_(source), 10)
@@ -58,7 +58,7 @@ def copies(job: Job) -> None:
 
 
 def launches(job: Job) -> None:
-    """Kernels without work, launched one by one and by a CUDA graph."""
+    """Measure kernels without work, launched one by one and by a CUDA graph."""
     x = torch.zeros(8, device=job.device)
 
     def chain() -> None:
@@ -74,7 +74,9 @@ def launches(job: Job) -> None:
 
 
 def recurrent(job: Job) -> None:
-    """Precision of recurrent layers under autocast, which float16 would make lose small gradients.
+    """Measure the precision of recurrent layers under autocast.
+
+    In float16 they would lose small gradients.
 
     The gradients of a loss times a power of two are those of the loss times it, unless they
     underflow.
@@ -105,7 +107,7 @@ def recurrent(job: Job) -> None:
 
 
 def attention(job: Job) -> None:
-    """Forward and backward of attention for both kinds of mask, and of each backend alone."""
+    """Measure forward and backward passes of attention for both kinds of mask and each backend."""
     rows, heads, width = (2, 2, 8) if job.tiny else (24, 8, 32)
     for length in (33,) if job.tiny else (501, 512, 1024):
         causal = torch.ones(length, length, device=job.device, dtype=torch.bool).tril()
@@ -133,7 +135,7 @@ def attention(job: Job) -> None:
 
 
 def backends(job: Job, call: Callable[[], Any]) -> dict[str, float]:
-    """Milliseconds of a call with each backend of attention that can do it."""
+    """Return the milliseconds of a call with each backend of attention that supports it."""
     found = {}
     for backend in BACKENDS:
         with sdpa_kernel([backend]):

@@ -18,7 +18,7 @@ OPTIONS = (
 
 
 class Reporter:
-    """A plugin of pytest that writes failures as they happen, and counts every few seconds."""
+    """Plugin of pytest that writes failures as they happen, and counts every few seconds."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.counts, self.written = (
@@ -28,7 +28,7 @@ class Reporter:
         )
 
     def pytest_collection_finish(self, session: Any) -> None:
-        """Notes how many tests there are."""
+        """Write the number of tests."""
         self.job.note(
             "collected",
             len(session.items),
@@ -36,14 +36,14 @@ class Reporter:
         )
 
     def pytest_collectreport(self, report: Any) -> None:
-        """Notes a file that could not be collected."""
+        """Write a file that could not be collected."""
         if report.failed:
             self.job.note(
                 "not collected", report.nodeid, wrong=True, error=report.longreprtext[-300:]
             )
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Counts a test; a failure is written at once."""
+        """Count a test; write a failure at once."""
         if report.when != "call" and report.passed:
             return
         self.counts[report.outcome] += 1
@@ -55,7 +55,7 @@ class Reporter:
 
 
 def run(job: Job) -> None:
-    """Runs them; on a CPU they are collected alone, which shows that the files can be imported."""
+    """Run the tests; on a CPU only collect them, which shows that the files can be imported."""
     files, missing = marked_files(ROOT / "tests")
     for path, names in missing.items():
         job.note(f"left out {path.relative_to(ROOT)}", f"not installed: {', '.join(names)}")
@@ -70,7 +70,7 @@ def run(job: Job) -> None:
 
 
 def marked_files(folder: Path) -> tuple[list[Path], dict[Path, list[str]]]:
-    """Files with tests marked ``gpu``, and those of them whose imports are missing."""
+    """Return the files with tests marked ``gpu``, and their missing imports."""
     here = {path.stem for path in folder.rglob("*.py")}
     files, missing = [], {}
     for path in sorted(folder.rglob("test_*.py")):
@@ -90,7 +90,7 @@ def marked_files(folder: Path) -> tuple[list[Path], dict[Path, list[str]]]:
 
 
 def imported(text: str) -> set[str]:
-    """Top-level names of the modules that a file imports when it is imported itself."""
+    """Return the top-level names of the modules that a file imports on its own import."""
     names: set[str] = set()
     for node in ast.parse(text).body:
         if isinstance(node, ast.Import):

@@ -1,6 +1,4 @@
-"""Part ``parity``: recorded computations give the numbers of ordinary ones, environments those of
-the CPU.
-"""
+"""Part ``parity``: compare recorded computations with ordinary ones, and devices with the CPU."""
 
 from collections.abc import Sequence
 
@@ -13,7 +11,7 @@ from tensordict import TensorDict
 
 
 def run(job: Job) -> None:
-    """Compares, the most important first."""
+    """Compare, the most important first."""
     if job.chosen("acting"):
         for sigma in (True, False):
             with job.attempt(f"acting, sigma_reparam={sigma}"):
@@ -28,8 +26,7 @@ def run(job: Job) -> None:
 
 
 def acting(job: Job, sigma: bool) -> None:
-    """Compares actions of a recorded collector with those of an ordinary one, before and after they
-    get new weights.
+    """Compare the actions of a recorded and an ordinary collector, before and after new weights.
 
     An ordinary collector that keeps its weights shows how much would differ if a recording read old
     ones.
@@ -49,7 +46,7 @@ def acting(job: Job, sigma: bool) -> None:
 def played(
     job: Job, settings: Sequence[str], sigma: bool, *, new_weights: bool = True
 ) -> list[torch.Tensor]:
-    """Actions of a collector in three rounds, with new weights before the second and the third.
+    """Return actions of a collector in three rounds, with new weights before the last two.
 
     Random numbers are the same in every call. The memory has its full size from the first round on:
     a memory that grows is recorded again, which would hide that an older recording reads older
@@ -77,7 +74,7 @@ def played(
 
 
 def disturbed(weight: torch.Tensor) -> torch.Tensor:
-    """A matrix with noise, the same on every device; other tensors as they are."""
+    """Return a matrix with noise, the same on every device; other tensors unchanged."""
     if not weight.is_floating_point() or weight.ndim < 2:
         return weight
     generator = torch.Generator().manual_seed(weight.numel())
@@ -85,12 +82,12 @@ def disturbed(weight: torch.Tensor) -> torch.Tensor:
 
 
 def differing(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Share of the entries that differ."""
+    """Return the share of the entries that differ."""
     return round(float((one != other).float().mean()), 4) if one.shape == other.shape else 1.0
 
 
 def losses(job: Job) -> None:
-    """Losses of recorded updates and of ordinary ones on the same batch."""
+    """Compare losses of recorded and ordinary updates on the same batch."""
     length = 33 if job.tiny else 101
     kinds = {"one by one": (), "recorded": RECORDED, "recorded in bfloat16": (*BFLOAT16, *RECORDED)}
     found = {}
@@ -108,14 +105,14 @@ def losses(job: Job) -> None:
 
 
 def environment(job: Job, name: str) -> None:
-    """Entries of an environment that differ between the device and the CPU."""
+    """Compare the entries of an environment on the device with those on the CPU."""
     one, other = (play(Subject([f"env={name}"], device)) for device in ("cpu", job.device))
     keys = [str(key) for key in one.keys(True, True) if not torch.equal(one[key], other[key])]
     job.note(f"{name} on both devices", keys or "equal", wrong=bool(keys))
 
 
 def play(subject: Subject) -> TensorDict:
-    """Sixty steps of 64 environments with actions that are drawn on the CPU."""
+    """Make sixty steps of 64 environments with actions drawn on the CPU."""
     torch.manual_seed(1)
     env, steps = subject.make_env(64), []
     timestep, spec = env.reset(), env.full_action_spec["action"].to("cpu")

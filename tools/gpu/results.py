@@ -1,6 +1,4 @@
-"""Results of a run on a GPU: a line of JSON each, appended as soon as it is known, and a table of
-all of them.
-"""
+"""Results of a GPU run: one line of JSON each, and a table of all of them."""
 
 import json
 import os
@@ -12,7 +10,7 @@ FILE = "results.jsonl"
 
 
 class Prediction(NamedTuple):
-    """A result that was predicted: its name, and the interval or the value."""
+    """Predicted result: its name, and the interval or the value."""
 
     part: str
     name: str
@@ -32,7 +30,7 @@ class Prediction(NamedTuple):
         return f"{self.low:g} to {self.high:g}{unit}"
 
     def holds(self, measured: Any) -> bool:
-        """Whether a measured value is as predicted."""
+        """Return whether a measured value is as predicted."""
         if self.value is not None:
             return bool(measured == self.value)
         if not isinstance(measured, int | float):
@@ -75,11 +73,11 @@ PREDICTIONS = (
     ),
     Prediction("speed", "8,000,000 steps and 127,872 updates, hardware=gpu", 6, 12, "minutes"),
 )
-"""For one H100 or H200, from counted kernels and bytes. docs/howto/gpu.md has the same table."""
+"""Predictions for one H100 or H200, from counted kernels and bytes, as in docs/howto/gpu.md."""
 
 
 def append(folder: Path, part: str, name: str, value: Any, **more: Any) -> None:
-    """Adds a result to the file; it is on disk when this returns."""
+    """Append a result to the file and flush it to disk."""
     line = json.dumps(
         {"part": part, "name": name, "value": value, "time": round(time.time(), 1), **more},
         default=str,
@@ -91,9 +89,7 @@ def append(folder: Path, part: str, name: str, value: Any, **more: Any) -> None:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """Results of the latest run whose results are in a folder; a line that was cut off is left
-    out.
-    """
+    """Read the results of the latest run in a folder, without a line that was cut off."""
     path = folder / FILE
     lines: list[dict[str, Any]] = []
     for text in path.read_text().splitlines() if path.exists() else []:
@@ -108,9 +104,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def table(folder: Path) -> str:
-    """Predictions beside what was measured, then all results, then the curve of the fit, in
-    Markdown.
-    """
+    """Format predictions beside measurements, all results and the curve of the fit as Markdown."""
     lines = read(folder)
     rehearsal = any(line["name"] == "began" and line.get("rehearsal") for line in lines)
     measured = {(line["part"], line["name"]): line["value"] for line in lines}
@@ -149,7 +143,7 @@ def table(folder: Path) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value as the cell of a table, cut to a readable length."""
+    """Format a value as the cell of a table, cut to a readable length."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     text = " ".join(text.replace("|", "\\|").split())
     return text if len(text) <= 300 else f"{text[:140]} ... {text[-140:]}"

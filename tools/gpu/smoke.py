@@ -13,7 +13,7 @@ SMALL = ("encoder.d_model=32", "encoder.num_layers=1", "encoder.num_heads=2")
 
 
 def runs(job: Job) -> dict[str, list[str]]:
-    """Arguments of the recipe, by name of the run."""
+    """Return the arguments of the recipe, by name of the run."""
     shortest = ["debug=tiny", "logger=none", f"device={job.device}", "evaluation.num_episodes=2"]
     preset = [*shortest, "hardware=gpu"] if job.cuda else shortest
     # Enough updates and steps that recordings are made and replayed.
@@ -34,7 +34,7 @@ def runs(job: Job) -> dict[str, list[str]]:
 
 
 def run(job: Job) -> None:
-    """Starts the runs, as many at a time as there are cores for, and notes how each ended."""
+    """Run as many recipes at a time as there are cores, and write how each ended."""
     waiting = [(name, arguments) for name, arguments in runs(job).items() if job.chosen(name)]
     going: dict[str, tuple[subprocess.Popen[bytes], Path, float]] = {}
     together = max(1, (os.cpu_count() or 1) // 3)

@@ -1,4 +1,4 @@
-"""The published agent on Dark Key-To-Door, as parts measure it."""
+"""Published agent on Dark Key-To-Door, as it is measured by the parts."""
 
 import gc
 from collections.abc import Sequence
@@ -30,15 +30,15 @@ TINY = (
 
 
 class Kept(list[Any]):
-    """A replay buffer that keeps trajectories in a list."""
+    """Replay buffer that keeps trajectories in a list."""
 
     def extend(self, data: Any) -> None:
-        """Adds finished trajectories."""
+        """Append finished trajectories."""
         self.append(data.clone())
 
 
 def subject_of(job: Job, settings: Sequence[str]) -> Subject:
-    """Builds the agent with its learner; a CPU records nothing."""
+    """Build the agent with its learner; on a CPU nothing is recorded."""
     settings = [setting for setting in settings if job.cuda or setting not in RECORDED]
     precision = "high" if "float32_matmul_precision=high" in settings else "highest"
     torch.set_float32_matmul_precision(precision)
@@ -51,7 +51,7 @@ def subject_of(job: Job, settings: Sequence[str]) -> Subject:
 
 
 def batch_of(subject: Subject, size: int, length: int, *, halves: bool = False) -> Any:
-    """Sequences as a run gets them, with their number of trajectories counted on the host.
+    """Return sequences as in a run, with their number of trajectories counted on the host.
 
     Args:
         subject: Its environment is played.
@@ -66,7 +66,7 @@ def batch_of(subject: Subject, size: int, length: int, *, halves: bool = False) 
 
 
 def collector_of(subject: Subject, num_envs: int, *, explore: bool = True) -> Any:
-    """The collector of the configuration, whose trajectories are in its ``replay``."""
+    """Build the collector of the configuration, with its trajectories in ``replay``."""
     exploration = instantiate(subject.cfg.exploration, action_space=subject.agent.action_space)
     if not explore:
         exploration.start = exploration.end = (0.0, 0.0)

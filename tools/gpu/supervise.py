@@ -1,4 +1,4 @@
-"""Processes with a time limit: at its end they are killed, with all of their descendants."""
+"""Processes with a time limit, killed at its end together with all of their descendants."""
 
 import contextlib
 import os
@@ -14,16 +14,14 @@ import psutil
 GRACE = 2.0
 """Seconds between the request to end and the kill."""
 _MARK = "FIRST_GPU_RUN"
-"""Environment variable that all processes of a run inherit, so that those whose parent has ended
-are found, too.
-"""
+"""Environment variable that all processes of a run inherit, to find orphaned ones."""
 _QUERY = "timestamp,utilization.gpu,memory.used,clocks.sm,power.draw"
 
 
 def run_limited(
     command: Sequence[str], *, seconds: float, output: Path, env: Mapping[str, str]
 ) -> int | None:
-    """Runs a command and ends all processes that it started.
+    """Run a command, and end all processes that it started.
 
     Args:
         command: The program and its arguments.
@@ -53,7 +51,7 @@ def run_limited(
 
 
 def end_descendants() -> None:
-    """Asks all descendants of this process to end, and kills those that do not.
+    """Ask all descendants of this process to end, and kill those that do not.
 
     Gives up after some seconds: a process that hangs in a driver cannot be killed, and must not
     hold up the rest.
@@ -71,9 +69,7 @@ def end_descendants() -> None:
 
 
 def _descendants() -> list[psutil.Process]:
-    """Returns children, their children and so on, and processes that `run_limited` has started but
-    lost.
-    """
+    """Return all descendants, and orphaned processes that `run_limited` has started."""
     found = {process.pid: process for process in psutil.Process().children(recursive=True)}
     for process in psutil.process_iter():
         # Processes of other users have no environment that can be read; those that just ended have
@@ -96,9 +92,7 @@ def _signal(process: psutil.Process, *, kill: bool) -> None:
 
 
 def sample_gpu(path: Path, seconds: float = 10.0) -> None:
-    """Appends the state of the GPU to a file every few seconds until this process ends, in a thread
-    of its own.
-    """
+    """Append the state of the GPU to a file every few seconds, in a thread of this process."""
     if shutil.which("nvidia-smi") is None:
         return
 

@@ -21,14 +21,14 @@ from yamame.training import Prefetcher
 PEAK = 989e12
 """FLOP/s of dense products in bfloat16, by the datasheets of the H100 and the H200."""
 STEPS, UPDATES = 8_000_000, 127_872
-"""Of the published fit of Dark Key-To-Door."""
+"""Environment steps and updates of the published fit of Dark Key-To-Door."""
 BEST = "bfloat16, recorded"
 ACTING = ((BEST, 128), ("bfloat16", 128), ("float32", 12), (BEST, 1024), (BEST, 12))
 SHAPES = ((24, 501), (96, 501), (256, 501), (24, 1000))
 
 
 def run(job: Job) -> None:
-    """Measures, the most important first."""
+    """Measure, the most important first."""
     milliseconds: dict[str, float] = {}
     if job.chosen("updates"):
         for name in SETTINGS:
@@ -55,7 +55,7 @@ def run(job: Job) -> None:
 
 
 def update(job: Job, size: int, length: int, setting: str, *, halves: bool = False) -> float:
-    """Milliseconds of an update of ``size x length``, and how much of the device it uses."""
+    """Measure an update of ``size x length`` in milliseconds, and its share of the peak rate."""
     name = f"update of {size} x {length}{' in halves' if halves else ''}, {setting}"
     if job.tiny:
         size, length = 4, 33
@@ -83,8 +83,9 @@ def update(job: Job, size: int, length: int, setting: str, *, halves: bool = Fal
 
 @cache
 def flops_of_sequence(job: Job, length: int, longest: str, halves: bool) -> float:
-    """Floating-point operations of an ordinary update, by sequence: those of a replay cannot be
-    counted.
+    """Return the floating-point operations of an ordinary update, per sequence.
+
+    Those of a replay cannot be counted.
     """
     subject = subject_of(job, [*BFLOAT16, longest])
     with counting_flops() as total:
@@ -93,7 +94,7 @@ def flops_of_sequence(job: Job, length: int, longest: str, halves: bool) -> floa
 
 
 def step(job: Job, num_envs: int, setting: str) -> float:
-    """Milliseconds of a step of all environments, half-way through an episode."""
+    """Measure a step of all environments in milliseconds, half-way through an episode."""
     name = f"step of {num_envs} environments, {setting}"
     if job.tiny:
         num_envs = 4
@@ -126,9 +127,7 @@ def compare_recorded(job: Job, milliseconds: dict[str, float]) -> None:
 
 
 def projected(job: Job, milliseconds: dict[str, float]) -> None:
-    """Minutes of the published fit, evaluations aside, from an update and a step that were
-    measured.
-    """
+    """Estimate the minutes of the published fit, without evaluations, from update and step."""
     kinds = {"float32, 12 environments": ("float32", 12), "hardware=gpu": (BEST, 128)}
     for name, (setting, num_envs) in kinds.items():
         each = (
@@ -145,7 +144,7 @@ def projected(job: Job, milliseconds: dict[str, float]) -> None:
 
 
 def profile(job: Job) -> None:
-    """Kernels that take longest in a recorded update, and how long the device is busy."""
+    """Write the kernels that take longest in a recorded update, and the busy time of the device."""
     cuda = (
         job.cuda and torch.version.cuda is not None
     )  # an emulated device has no kernels of its own
@@ -174,7 +173,7 @@ def profile(job: Job) -> None:
 
 
 def waits(job: Job) -> None:
-    """How often the host waits for the device, by line of the project."""
+    """Count how often the host waits for the device, by line of the project."""
     if not job.cuda:
         return
     # Short episodes, so that the memory has its full size before anything is counted.
@@ -202,7 +201,7 @@ def waits(job: Job) -> None:
 
 
 def waits_of(call: Callable[[], Any]) -> Counter[str]:
-    """Lines of the project at which PyTorch reports that the host waits for the device."""
+    """Return the lines of the project at which PyTorch reports that the host waits."""
     lines: Counter[str] = Counter()
 
     def note(message: Any, *_: Any, **__: Any) -> None:
@@ -226,7 +225,7 @@ def waits_of(call: Callable[[], Any]) -> Counter[str]:
 
 
 def sampling(job: Job) -> None:
-    """Milliseconds of the host to sample a batch and to begin its copy to the device."""
+    """Measure the milliseconds in which the host samples a batch and begins to copy it."""
     subject = Subject(["experiment=dark_key_to_door", "env.time_limit=500"], "cpu")
     steps = 60 if job.tiny else 500
     data = pack(subject.make_env(4 if job.tiny else 64).rollout(steps, break_when_any_done=False))

@@ -1,6 +1,4 @@
-"""Packages that a GPU machine without a network lacks: downloaded as wheels beforehand, installed
-there.
-"""
+"""Wheels of packages that a GPU machine without a network lacks, and their installation."""
 
 import email
 import shutil
@@ -24,17 +22,15 @@ PREINSTALLED = frozenset({
     "cloudpickle", "jinja2", "matplotlib", "numpy", "packaging", "pillow", "psutil", "pytest", "pytest-timeout",
     "pytest-xdist", "rich", "safetensors", "scipy", "torch", "triton", "typing-extensions", "zipp",
 })  # fmt: skip
-"""Packages that are expected on the GPU machine, as images with PyTorch have them."""
+"""Packages expected on the GPU machine, because images with PyTorch have them."""
 UNUSED = frozenset({"mlflow"})
-"""Dependencies that are not needed there: no part logs to MLflow."""
+"""Dependencies not needed on the GPU machine: no part logs to MLflow."""
 Get = Callable[[str], tuple[str, list[str]]]
-"""A requirement, such as ``"orjson>=3"`` -> the version that was obtained, and the requirements of
-that version.
-"""
+"""Function from a requirement, such as ``"orjson>=3"``, to a version and its requirements."""
 
 
 def declared() -> list[Requirement]:
-    """Requirements of the package and of its extra ``train``, with the bounds of pyproject.toml."""
+    """Return the requirements of the package and its extra ``train``, with their bounds."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *project["optional-dependencies"]["train"]]
     return [
@@ -43,7 +39,7 @@ def declared() -> list[Requirement]:
 
 
 def carried(get: Get, python: str) -> dict[str, str]:
-    """Obtains every package that is not preinstalled, and the packages that it requires in turn.
+    """Obtain every package that is not preinstalled, and the packages that it requires.
 
     Args:
         get: Obtains one package. It is called again for a package when a later requirement narrows
@@ -74,9 +70,7 @@ def carried(get: Get, python: str) -> dict[str, str]:
 
 
 def prepare(python: str, platform: str, folder: Path = FOLDER) -> None:
-    """Downloads the wheels for a version of Python and a platform, in place of those of an earlier
-    call.
-    """
+    """Download the wheels for a version of Python and a platform, replacing earlier ones."""
     folder.mkdir(exist_ok=True)
     for wheel in folder.glob("*.whl"):
         wheel.unlink()
@@ -91,7 +85,7 @@ def prepare(python: str, platform: str, folder: Path = FOLDER) -> None:
 
 
 def download(requirement: str, folder: Path, python: str, platform: str) -> tuple[str, list[str]]:
-    """Downloads the newest wheel that fulfils a requirement; see `Get`."""
+    """Download the newest wheel that fulfils a requirement; see `Get`."""
     target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
     target += [f"--platform={tag}" for tag in compatible(platform)]
     with tempfile.TemporaryDirectory() as place:
@@ -117,7 +111,7 @@ def download(requirement: str, folder: Path, python: str, platform: str) -> tupl
 
 
 def compatible(platform: str) -> list[str]:
-    """Tags of wheels that a platform accepts; pip compares them literally.
+    """Return the tags of wheels that a platform accepts; pip compares them literally.
 
     >>> compatible("manylinux_2_17_x86_64")[:2], compatible("macosx_14_0_arm64")
     (['manylinux_2_17_x86_64', 'manylinux_2_16_x86_64'], ['macosx_14_0_arm64'])
@@ -133,15 +127,13 @@ def compatible(platform: str) -> list[str]:
 
 
 def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs pip."""
+    """Run pip."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
     return subprocess.run(command, capture_output=True, text=True)
 
 
 def lacking() -> tuple[list[str], list[str]]:
-    """Declared packages that are not installed, and descriptions of those with a version outside of
-    the bounds.
-    """
+    """Return the declared packages that are missing, and those with an unsuitable version."""
     missing, outside = [], []
     for requirement in declared():
         try:
@@ -155,12 +147,12 @@ def lacking() -> tuple[list[str], list[str]]:
 
 
 def prepared(folder: Path = FOLDER) -> dict[str, Path]:
-    """Wheels that were downloaded, by name of the package."""
+    """Return the downloaded wheels, by name of the package."""
     return {parse_wheel_filename(path.name)[0]: path for path in sorted(folder.glob("*.whl"))}
 
 
 def install_command(target: Path, folder: Path = FOLDER) -> list[str]:
-    """The command that installs all downloaded wheels into a folder, without a network."""
+    """Return the command that installs all downloaded wheels without a network."""
     options = [
         "--quiet",
         "--no-index",

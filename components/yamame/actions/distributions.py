@@ -137,7 +137,7 @@ def _check_mask(owner: str, has_choice: Tensor) -> None:
         return
     if not has_choice.all():
         row = tuple((~has_choice).nonzero()[0].tolist())
-        raise ArgumentError(owner, f"row {row} of action_mask", None, "allow an action")
+        raise ArgumentError(owner, f"row {row} of action_mask", "none", "allow an action")
 
 
 class DiscreteDistribution(_Categorical):

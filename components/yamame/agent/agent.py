@@ -71,24 +71,22 @@ class InContextAgent(nn.Module):
             box_distribution=box_distribution,
         )
 
-        def build_encoders() -> tuple[TensorDictModuleBase, TrajectoryEncoder]:
+        # Parts are built in this order, because each draws its initial weights from the same
+        # generator.
+        pairs = []
+        for _ in range(1 if share_encoders else 2):
             embed_goals = None
             if "goal" in observation_spec.keys(True, True):
                 num_goals, goal_size = observation_spec["goal"].shape[batch_dims:]
                 embed_goals = goal_encoder(num_goals, goal_size)
             inputs = inputs_from_spec(observation_spec, batch_dims=batch_dims)
             encode_timesteps = timestep_encoder(inputs, goal_encoder=embed_goals)
-            width = encode_timesteps.out_features
-            encode_trajectories = trajectory_encoder(width)
-            check_encoder(encode_trajectories, width)
-            return encode_timesteps, encode_trajectories
+            encode_trajectories = trajectory_encoder(encode_timesteps.out_features)
+            check_encoder(encode_trajectories, encode_timesteps.out_features)
+            pairs.append((encode_timesteps, encode_trajectories))
+        self.timestep_encoder, self.trajectory_encoder = pairs[0]
+        self.critic_encoder = None if share_encoders else TensorDictSequential(*pairs[1])
 
-        # Parts are built in this order, because each draws its initial weights from the same
-        # generator.
-        self.timestep_encoder, self.trajectory_encoder = build_encoders()
-        self.critic_encoder: TensorDictSequential | None = None
-        if not share_encoders:
-            self.critic_encoder = TensorDictSequential(*build_encoders())
         width = self.trajectory_encoder.out_features
         self.actor = actor(width, action_space=self.action_space, num_gammas=len(self.gammas))
         self.returns = returns(len(self.gammas))

@@ -1,8 +1,8 @@
-"""The door to Hydra: one clear line for every mistake, and sweeps as nested runs.
+"""Entry point of recipes: composes and checks the configuration, and reports errors and sweeps.
 
-A recipe is a function of the composed configuration, handed to `main`::
+A recipe is a function of typed settings, or of a ``DictConfig``, handed to `main`::
 
-    def train(cfg: DictConfig) -> float: ...
+    def train(cfg: TrainConfig) -> float: ...
 
     if __name__ == "__main__":
         main(train, config_name="train")
@@ -15,7 +15,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,25 +29,25 @@ from omegaconf.errors import OmegaConfBaseException
 
 from yamame.checks import UsageError
 from yamame.cli.command_line import CommandLine
-from yamame.cli.explain import check_choices, explain, explain_outside
+from yamame.cli.explain import check_choices, explain, explain_outside, lines_of
 from yamame.cli.front import VERSION_BASE, fail, read_line
 from yamame.cli.jobs import (
     SWEEP_VARIABLE,
     AlreadyDone,
-    Answer,
+    JobResult,
     check_sweep,
+    continues_run,
     explain_lost,
-    goes_on,
     is_job,
-    noted_job,
     overrides,
-    say,
+    recorded_job,
     table_of_jobs,
-    tell,
 )
 from yamame.cli.nodes import check
-from yamame.cli.settings import SETTINGS
+from yamame.cli.sections import Config
+from yamame.cli.settings import CONFIGS
 from yamame.cli.threads import share_threads
+from yamame.cli.validation import hints_of, is_section, parameters_of
 from yamame.distributed import launched
 from yamame.files.identity import key_of
 from yamame.system.installed import conf_dir
@@ -62,148 +62,172 @@ _INTERRUPTED = 130  # as shells report SIGINT
 
 
 def main(
-    task: Callable[[DictConfig], Any],
+    task: Callable[[Any], Any],
     *,
     config_name: str,
     config_dir: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
+    model: type[Config] | None = None,
     resumable: bool = False,
     shared: bool = False,
     needs_store: bool = True,
 ) -> None:
-    """Runs a recipe from the command line.
+    """Run a recipe from the command line.
 
-    A mistake of the user (`UsageError`, or anything Hydra refuses) becomes one line on the standard
-    error and exit status 2, before anything is written or a job of a sweep begins. A failure of the
-    outside world (``OSError``, `OutsideError`) becomes one line and exit status 1. Ctrl-C ends it
-    without a traceback. Other errors keep theirs. A job of a sweep that fails leaves the others
-    alone: a table says what became of each, and the exit status is 1.
+    A mistake of the user (`UsageError`, or an error of Hydra) is printed in one line, several wrong
+    settings in one line each, and the exit status is 2, before anything is written or a job of a
+    sweep begins. A failure of the outside world (``OSError``, `OutsideError`) is printed in one
+    line with exit status 1. Ctrl-C prints no traceback; other errors do. A job of a sweep that
+    fails leaves the others alone: a table lists all outcomes, and the exit status is 1.
 
     Args:
-        task: The recipe.
-        config_name: Name of the main YAML file, also shown before the message.
+        task: The recipe. It is called with typed settings if its first parameter is annotated with
+            a model, else with the composed configuration.
+        config_name: Name of the main YAML file, which also begins messages.
         config_dir: Directory of the YAML files; that of the package when None.
-        settings: What settings may be, see `yamame.cli.settings`; those of the package's YAML files
-            are known.
-        resumable: Signals end the recipe with `yamame.system.signals.EXIT_STATUS`, for what was
-            begun can go on later.
-        shared: Several processes of torchrun may share one run out.
-        needs_store: Refuses to begin where the store of the tracker does not answer.
+        model: Model of the settings; None: that of the package's recipe with this name, see
+            `yamame.cli.settings`. Without one, only the arguments of targets are checked.
+        resumable: Whether signals end the recipe with `yamame.system.signals.EXIT_STATUS`, because
+            the run can be resumed.
+        shared: Whether several processes of torchrun may share one run.
+        needs_store: Whether the tracker's store must answer before the recipe begins.
     """
     directory = str(Path(conf_dir() if config_dir is None else config_dir).resolve())
-    if settings is None and config_dir is None:
-        settings = SETTINGS.get(config_name)
+    if model is None and config_dir is None:
+        model = CONFIGS.get(config_name)
     line = read_line(sys.argv[1:], directory, config_name)
-    sys.argv[1:] = [*line.flags, *line.overrides]  # the order that Hydra wants
+    sys.argv[1:] = [*line.flags, *line.overrides]  # the order that Hydra needs
 
-    def checked(cfg: DictConfig) -> Any:
-        with _answering(config_name) as answer:
-            check(cfg, settings, typed=[key_of(text) for text in overrides()])
-            make_ready(cfg, needs_store=needs_store)
-            # A recipe that can be resumed is one run; a job shares its process with others.
-            is_run = resumable and not is_job()
-            with process_is_run() if is_run else nullcontext():
-                answer.value = task(cfg)
-        return answer.value
-
-    functools.update_wrapper(checked, task)
+    checked = _checked(task, model, config_name, needs_store=needs_store, resumable=resumable)
     jobs: dict[int, dict[str, Any]] = {}
     try:
         _check_processes(line, shared=shared)
         check_choices(line)
         with _raising(), ExitStack() as stack:
+            # A signal that arrives before the run has begun has nothing to save.
             if resumable:
                 stack.enter_context(handling(at_once=True))
+            # All jobs are checked before the first begins, and before Hydra sees the sweep.
             if line.is_sweep:
-                jobs = stack.enter_context(table_of_jobs(*check_sweep(line, settings)))
-            hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)(
-                checked
-            )()
+                jobs = stack.enter_context(table_of_jobs(*check_sweep(line, model)))
+            run = hydra.main(
+                version_base=VERSION_BASE, config_path=directory, config_name=config_name
+            )
+            run(checked)()
     except (UsageError, HydraException, OmegaConfBaseException) as error:
-        fail(config_name, explain(error, line))
+        fail(config_name, *explain(error, line))
     except (OSError, OutsideError) as error:
         fail(config_name, explain_outside(error), status=_OUTSIDE_STATUS)
     except KeyboardInterrupt:
         fail(config_name, "interrupted", status=_INTERRUPTED)
-    except Exception as error:
+    except Exception as error:  # of a launcher; all others are raised again
         fail(config_name, explain_lost(error), status=_OUTSIDE_STATUS)
     finally:
         close_sweep(sys.exception(), jobs)
 
 
+def _checked(
+    task: Callable[[Any], Any],
+    model: type[Config] | None,
+    name: str,
+    *,
+    needs_store: bool,
+    resumable: bool,
+) -> Callable[[DictConfig], Any]:
+    """Return a recipe that checks its configuration first, and reports its errors."""
+
+    @functools.wraps(task)  # Hydra finds the recipe's file by it
+    def checked(cfg: DictConfig) -> Any:
+        with _reporting(name) as result:
+            overridden = [key_of(text) for text in overrides()]
+            settings = check(cfg, model, overridden=overridden)
+            make_ready(cfg, needs_store=needs_store)
+            # A recipe that can be resumed is one run; a job shares its process with others.
+            is_run = resumable and not is_job()
+            with process_is_run() if is_run else nullcontext():
+                result.value = task(settings if takes_settings(task) else cfg)
+        return result.value
+
+    return checked
+
+
+def takes_settings(task: Callable[..., Any]) -> bool:
+    """Return whether the first parameter of a recipe is annotated with a model of settings."""
+    hints = hints_of(task)
+    names = list(parameters_of(task))
+    return bool(names) and is_section(hints.get(names[0]))
+
+
 def _check_processes(line: CommandLine, *, shared: bool) -> None:
-    """Refuses to be launched by torchrun where processes would do the same beside each other."""
-    if launched()[0] > 1 and (line.is_sweep or not shared):
-        what = "-m" if line.is_sweep else "this recipe"
+    """Raise if torchrun started processes that would do the same work side by side."""
+    num_processes, _ = launched()
+    if num_processes > 1 and (line.is_sweep or not shared):
+        got = "-m" if line.is_sweep else "this recipe"
         raise UsageError(
-            f"torchrun: must start one run of train or offline, got {what}; start it with python"
+            f"torchrun: must start one run of train or offline, got {got}; start it with python"
         )
 
 
 @contextmanager
 def _raising() -> Iterator[None]:
-    """Within the block Hydra raises instead of printing and exiting."""
+    """Within the block, Hydra raises errors instead of printing them and exiting."""
     former = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         yield
     finally:
+        # Processes that this one starts inherit the environment.
         del os.environ["HYDRA_FULL_ERROR"]
         if former is not None:
             os.environ["HYDRA_FULL_ERROR"] = former
 
 
 def make_ready(cfg: DictConfig, *, needs_store: bool = True) -> None:
-    """Makes sure that the store answers, unless the run has one already, and sets what torch does
-    in this process.
+    """Check that the tracker's store answers, unless a run is continued, and configure torch in
+    this process.
     """
-    if needs_store and not goes_on(cfg) and launched()[1] == 0:
+    _, rank = launched()
+    # A run that continues waits for its store by itself, and loses nothing meanwhile.
+    if needs_store and rank == 0 and not continues_run(cfg):
         check_store(cfg)
     share_threads(num_jobs=_jobs_at_once())
     torch.set_float32_matmul_precision(cfg.get("float32_matmul_precision", "highest"))
 
 
 @contextmanager
-def _answering(command: str) -> Iterator[Answer]:
-    """Takes what a recipe returns, or what it gave before if it is done; what ends it otherwise
-    becomes one line.
+def _reporting(command: str) -> Iterator[JobResult]:
+    """Within the block a recipe runs; its errors are printed in one line.
 
-    This stands inside Hydra, where an exception would get a second line. In a sweep the other jobs
-    go on.
+    This is called inside of Hydra, which would print its own line about an exception.
     """
-    answer = Answer()
-    with (
-        noted_job(answer, command)
-        if is_job() and SWEEP_VARIABLE in os.environ
-        else _one_line(command)
-    ):
+    result = JobResult()
+    is_in_sweep = is_job() and SWEEP_VARIABLE in os.environ
+    with recorded_job(result, command) if is_in_sweep else _one_line(command):
         try:
-            yield answer
+            yield result
         except AlreadyDone as done:
-            say("done")
+            # The outcome counts as that of this command, so that a sweep can be repeated.
             print_stderr(done)
-            tell(done.run.path / "summary.json")
-            answer.value = done.run.objective
+            print(done.run.path / "summary.json")
+            result.outcome = "done"
+            result.value = done.run.objective
 
 
 @contextmanager
 def _one_line(command: str) -> Iterator[None]:
-    """Ends the process with a line for a mistake of the user, or a failure of the outside world."""
+    """Print errors that need no traceback, and end the process."""
     try:
         yield
     except UsageError as error:
-        fail(command, str(error))
+        fail(command, *lines_of(error))
     except (OSError, OutsideError) as error:
         fail(command, explain_outside(error), status=_OUTSIDE_STATUS)
 
 
 def _jobs_at_once() -> int:
-    """How many jobs of a sweep run at the same time: as many as a launcher with ``n_jobs`` is told,
-    as joblib's.
-    """
+    """Return the number of jobs of a sweep that run at the same time, as joblib's launcher has."""
     return int(HydraConfig.get().launcher.get("n_jobs", 1)) if is_job() else 1
 
 
 def command() -> str:
-    """The command line of the run that Hydra is running; in a sweep, of that job alone."""
+    """Return the command line of the present run; in a sweep, of the present job."""
     return shlex.join(["python", f"recipes/{HydraConfig.get().job.name}.py", *overrides()])

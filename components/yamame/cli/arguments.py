@@ -1,73 +1,89 @@
-"""The command line as people type it, before Hydra reads it.
+"""The command line before Hydra parses it.
 
-Hydra reads ``=`` and ``,`` as parts of its own language and takes new keys only with a ``+``. Names
-of runs and instructions have such signs in them, and the settings of an environment are known only
-once a run was read.
+Hydra parses ``=`` and ``,`` as parts of its own language and takes new keys only with a ``+``.
+Names of runs and instructions have such characters in them, and the settings of an environment are
+known only once a run was read.
 """
 
-from collections.abc import Collection, Sequence
-from typing import Any
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
 
-_PLAYED_IN = ("env", "trials")
-_NAMED: dict[str, Any] = {"texts": ("run.name",)}
-EASED: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("train", "offline", "ppo", "distill", "doctor"), _NAMED),
-    "evaluate": {"texts": ("run", "against", "output", "diagnose_twin"), "below": _PLAYED_IN},
-    "export": {"texts": ("run", "path")},
-    "leaderboard": {"first": "suite", "texts": ("page", "overrides")},
-    "play": {"texts": ("run", "instruction", "output"), "below": _PLAYED_IN},
-    "probe": {"texts": ("probe.settings", "run.name")},
-    "replay_batch": {"texts": ("bundle",)},
-    "report": {"texts": ("runs", "base", "directory", "metric", "tables")},
-    "reproduce": {"first": "reproduce", "texts": ("root", "overrides")},
-    "sync": {"texts": ("run",)},
-}
-"""What `ease` is told, by the name of the main YAML file."""
-_OPEN = ("'", '"', "{", "null", "???")
+from yamame.cli.sections import Config, Section, Verbatim
+from yamame.cli.validation import fields_of, is_section
+
+_QUOTED_OR_NESTED = ("'", '"', "{", "null", "???")
+"""Beginnings of values that Hydra parses as they are."""
 
 
-def ease(
-    arguments: Sequence[str],
-    *,
-    texts: Collection[str] = (),
-    below: Collection[str] = (),
-    first: str | None = None,
-) -> list[str]:
-    """Quotes the values of some keys, lets keys be added below others, and takes a first word as
-    the value of a key.
+def ease(arguments: Sequence[str], model: type[Config] | None) -> list[str]:
+    """Quote values that are taken as they are, add the plus of new keys, and take the first word
+    as the value of a key.
 
     Args:
         arguments: The command line.
-        texts: Keys whose value is a text, or a list of texts in brackets. Not quoted in a sweep.
-        below: Keys below which anything may be set.
-        first: The key whose value the first argument is, where that has no key.
+        model: Model of the settings, whose fields say which values and keys these are; None: the
+            command line is returned as it is.
 
-    >>> ease(["run=runs/seed=0", "env.size=13", "seed=1"], texts=["run"], below=["env"])
+    >>> from yamame.cli.settings import EvaluateConfig, LeaderboardConfig
+    >>> ease(["run=runs/seed=0", "env.size=13", "seed=1"], EvaluateConfig)
     ["run='runs/seed=0'", '++env.size=13', 'seed=1']
-    >>> ease(["run=[a,b=1]"], texts=["run"])
+    >>> ease(["run=[a,b=1]"], EvaluateConfig)
     ["run=['a','b=1']"]
-    >>> ease(["popgym", "tier=cpu"], first="suite")
+    >>> ease(["popgym", "tier=cpu"], LeaderboardConfig)
     ['suite=popgym', 'tier=cpu']
     """
-    if first and arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
-        arguments = [f"{first}={arguments[0]}", *arguments[1:]]
-    sweep = bool({"-m", "--multirun"} & set(arguments))
-    eased = []
-    for argument in arguments:
+    if model is None:
+        return list(arguments)
+    eased = list(arguments)
+    # Only the very first argument can be meant: a later word may be the value of a flag.
+    if model.first_word and eased and not eased[0].startswith("-") and "=" not in eased[0]:
+        eased[0] = f"{model.first_word}={eased[0]}"
+    # In a sweep, commas separate the values of several jobs.
+    is_sweep = "-m" in eased or "--multirun" in eased
+    verbatim = set() if is_sweep else set(verbatim_keys(model))
+    for index, argument in enumerate(eased):
         key, equals, value = argument.partition("=")
-        if equals and key.partition(".")[0] in below and "." in key:
-            argument = f"++{argument}"
-        elif equals and key in texts and not sweep:
-            argument = f"{key}={_quoted(value)}"
-        eased.append(argument)
+        group, dot, _ = key.partition(".")
+        if equals and dot and group in model.open_keys:
+            # Two plusses add a key or override it, whichever applies.
+            eased[index] = f"++{argument}"
+        elif equals and key in verbatim:
+            eased[index] = f"{key}={_quoted(value)}"
     return eased
 
 
+def verbatim_keys(model: type[Section], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of strings that are taken as they are.
+
+    >>> from yamame.cli.settings import ProbeConfig
+    >>> list(verbatim_keys(ProbeConfig))
+    ['run.name', 'probe.settings']
+    """
+    for name, hint in fields_of(model).items():
+        if is_section(hint):
+            yield from verbatim_keys(hint, f"{prefix}{name}.")
+        elif _is_verbatim(hint):
+            yield f"{prefix}{name}"
+
+
+def _is_verbatim(hint: Any) -> bool:
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is Annotated:
+        return any(isinstance(each, Verbatim) for each in arguments)
+    return any(_is_verbatim(each) for each in arguments)
+
+
 def _quoted(value: str) -> str:
-    if value.startswith(_OPEN) or not value:
+    """Return a value in quotes; of a list in brackets, each item."""
+    if value.startswith(_QUOTED_OR_NESTED) or not value:
         return value
     if value.startswith("[") and value.endswith("]"):
-        items = [item.strip() for item in value[1:-1].split(",")]
-        return f"[{','.join(_quoted(item) for item in items if item)}]"
+        items = []
+        for item in value[1:-1].split(","):
+            if item.strip():
+                items.append(_quoted(item.strip()))
+        return f"[{','.join(items)}]"
+    # A backslash before a quote escapes it in Hydra's grammar, so it must be doubled itself.
     escaped = value.replace("\\'", "\\\\'").replace("'", "\\'")
     return f"'{escaped}'"

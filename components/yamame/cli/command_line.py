@@ -1,5 +1,5 @@
-"""What stands on the command line of a recipe: Hydra's flags, overrides, and where YAML files are
-looked for.
+"""The parsed command line of a recipe: Hydra's flags, overrides, and the directories of YAML
+files.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from yamame.files.identity import key_of
 from yamame.system.messages import one_line
 
 MOST_JOBS = 10_000
-"""Of a sweep: all of them are composed and checked before the first begins."""
+"""Largest sweep. All jobs are composed and checked before the first begins."""
 
 
 @dataclass(frozen=True)
@@ -36,41 +36,43 @@ class CommandLine:
     """The parts of a command line.
 
     Attributes:
-        flags: What Hydra's parser takes, with its values.
-        overrides: Everything else, as ``env=maze`` or ``~trials``.
-        directory: Absolute directory of the recipe's own YAML files.
+        flags: Flags of Hydra's parser, with their values.
+        overrides: All other arguments, as ``env=maze`` or ``~trials``.
+        directory: Absolute directory of the recipe's YAML files.
         config_name: The main YAML file.
-        own_directory: Absolute directory of ``--config-dir``, whose files come before the recipe's.
-        is_sweep: Whether several jobs are asked for.
+        user_directory: Absolute directory of ``--config-dir``, whose files take precedence.
+        is_sweep: True with ``-m``.
     """
 
     flags: tuple[str, ...]
     overrides: tuple[str, ...]
     directory: str
     config_name: str
-    own_directory: str | None
+    user_directory: str | None
     is_sweep: bool
 
     @property
     def roots(self) -> list[Path]:
-        """Directories in which the groups of YAML files are."""
-        own = [] if self.own_directory is None else [self.own_directory]
-        return [Path(root) for root in (*own, self.directory, *_search_path(self.overrides))]
+        """Directories of the groups of YAML files, the one with precedence first."""
+        directories = [self.directory, *_search_path(self.overrides)]
+        if self.user_directory is not None:
+            directories.insert(0, self.user_directory)
+        return [Path(directory) for directory in directories]
 
     @property
     def is_search(self) -> bool:
-        """Whether a sweeper of its own decides which jobs there are."""
+        """True if a sweeper such as Optuna's chooses the jobs."""
         return any("sweeper=" in text for text in self.overrides)
 
     @contextmanager
     def composing(self) -> Iterator[None]:
-        """Within the block `composed` finds what the command line would find."""
+        """Within the block, `composed` looks YAML files up as Hydra does for the command line."""
         search_path = create_config_search_path(self.directory)
-        if self.own_directory is not None:
-            own = f"file://{self.own_directory}"
-            search_path.prepend(
-                provider="command-line", path=own, anchor=SearchPathQuery(provider="schema")
-            )
+        if self.user_directory is not None:
+            path = f"file://{self.user_directory}"
+            anchor = SearchPathQuery(provider="schema")
+            search_path.prepend(provider="command-line", path=path, anchor=anchor)
+        # A recipe may compose while Hydra runs it.
         former = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
         try:
@@ -80,25 +82,28 @@ class CommandLine:
             GlobalHydra.instance().hydra = former
 
     def composed(self, overrides: Sequence[str], *, whole: bool = False) -> DictConfig:
-        """The configuration of a job, within `composing`; ``whole`` with Hydra's own.
+        """Compose the configuration of a job, within `composing`.
+
+        Args:
+            overrides: Overrides of the job.
+            whole: Whether to return Hydra's own configuration, too.
 
         Raises:
             HydraException: Hydra refuses an override.
-            UsageError: Hydra or OmegaConf stumbles over one, as over ``agent.gammas.x=3``.
+            UsageError: Hydra or OmegaConf fails on one, as on ``agent.gammas.x=3``.
         """
         try:
             return compose(self.config_name, overrides=list(overrides), return_hydra_config=whole)
         except (HydraException, OmegaConfBaseException):
             raise
+        # OmegaConf fails with internal errors on some overrides of lists and of scalars.
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             given = " ".join(overrides)
-            raise UsageError(
-                f"{given}: must be a configuration, it is not: {one_line(error)}"
-            ) from error
+            raise UsageError(f"{given}: cannot be composed: {one_line(error)}") from error
 
 
 def read_command_line(arguments: Sequence[str], directory: str, config_name: str) -> CommandLine:
-    """Parses a command line as Hydra does, but flags may stand anywhere.
+    """Parse a command line as Hydra does, but with flags anywhere.
 
     Args:
         arguments: Without the program.
@@ -106,69 +111,88 @@ def read_command_line(arguments: Sequence[str], directory: str, config_name: str
         config_name: The main YAML file, unless ``--config-name`` gives another.
 
     Raises:
-        UsageError: A directory does not exist, or Hydra has a flag that recipes do not have.
+        UsageError: A directory does not exist, or a flag of Hydra is not supported.
     """
     parser = get_args_parser()
+    # argparse would print its own usage and exit.
     parser.error = _refuse  # type: ignore[method-assign]
     parsed: argparse.Namespace = parser.parse_intermixed_args(list(arguments))
     if parsed.experimental_rerun is not None:
-        raise UsageError(
-            f"--experimental-rerun: there is no such flag here, got {parsed.experimental_rerun}"
-        )
-    own = None if parsed.config_dir is None else os.path.abspath(parsed.config_dir)
-    if own is not None and not Path(own).is_dir():
-        raise UsageError(f"--config-dir: must be a directory, got {parsed.config_dir}")
-    waiting = list(parsed.overrides)
-    flags = [text for text in arguments if not (waiting and text == waiting[0] and waiting.pop(0))]
+        got = parsed.experimental_rerun
+        raise UsageError(f"--experimental-rerun: there is no such flag here, got {got}")
+
+    user_directory = None
+    if parsed.config_dir is not None:
+        user_directory = os.path.abspath(parsed.config_dir)
+        if not Path(user_directory).is_dir():
+            raise UsageError(f"--config-dir: must be a directory, got {parsed.config_dir}")
+    if parsed.config_path is not None:
+        directory = os.path.abspath(parsed.config_path)
+
+    # Hydra's own parser wants flags first; `yamame.cli.app.main` puts them there.
     return CommandLine(
-        tuple(flags),
+        _without(arguments, parsed.overrides),
         tuple(parsed.overrides),
-        directory if parsed.config_path is None else os.path.abspath(parsed.config_path),
+        directory,
         parsed.config_name or config_name,
-        own,
+        user_directory,
         is_sweep=parsed.multirun,
     )
 
 
+def _without(arguments: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the arguments that are no overrides: flags and their values."""
+    waiting = list(overrides)
+    flags = []
+    for text in arguments:
+        # The value of a flag may be spelt like an override, so the order decides.
+        if waiting and text == waiting[0]:
+            waiting.pop(0)
+        else:
+            flags.append(text)
+    return tuple(flags)
+
+
 def jobs_of(line: CommandLine) -> Iterator[list[str]]:
-    """The overrides of each job that a command line asks for, those of a sweep in Hydra's order.
+    """Yield the overrides of each job of a command line, in Hydra's order.
 
     Raises:
-        HydraException: An override cannot be read.
-        UsageError: There are none or too many of them, or several values where Hydra takes one.
+        HydraException: An override cannot be parsed.
+        UsageError: There is no job or too many, or several values where Hydra takes one.
     """
     choices = []
     for override in OverridesParser.create().parse_overrides(list(line.overrides)):
-        key = override.get_key_element()
+        text = override.input_line or ""
         if not (line.is_sweep and override.is_sweep_override()):
-            choices.append([override.input_line or ""])
+            choices.append([text])
         elif override.is_discrete_sweep():
+            key = override.get_key_element()
             choices.append([f"{key}={value}" for value in _values(override)])
-            if not 0 < (number := math.prod(map(len, choices))) <= MOST_JOBS:
-                what = f"more than {MOST_JOBS}" if number else "none"
-                raise UsageError(
-                    f"{override.input_line}: must give 1 to {MOST_JOBS} jobs, got {what}"
-                )
+            # Counted after each override, so that no product is ever larger than needed.
+            number = math.prod(map(len, choices))
+            if not 0 < number <= MOST_JOBS:
+                got = f"more than {MOST_JOBS}" if number else "none"
+                raise UsageError(f"{text}: must give 1 to {MOST_JOBS} jobs, got {got}")
         elif not line.is_search:
-            raise UsageError(
-                f"{override.input_line}: must be values to try, or a search with sweeper=optuna"
-            )
-    yield from map(list, itertools.product(*choices))
+            raise UsageError(f"{text}: must be values to try, or a search with sweeper=optuna")
+    for job in itertools.product(*choices):
+        yield list(job)
 
 
 def _values(override: Override) -> list[str]:
-    """What a setting is swept over, in order; of too many values the first."""
-    sweep, text = override.value(), override.input_line
-    if (override.get_key_element().strip("+~") + ".").startswith(("hydra.", "hydra/")):
+    """Return the values of a sweep in order, and one more than `MOST_JOBS` if they are too many."""
+    sweep = override.value()
+    text = override.input_line
+    key = override.get_key_element().strip("+~")
+    if f"{key}.".startswith(("hydra.", "hydra/")):
         raise UsageError(f"{text}: must have one value, for it is a setting of Hydra's own")
-    if isinstance(sweep, RangeSweep):  # all of one that is shuffled would be listed
+    if isinstance(sweep, RangeSweep):
+        # Shuffling would list the whole range.
         override = replace(override, _value=replace(sweep, shuffle=False))
     try:
         return list(itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1))
     except (ValueError, ArithmeticError, HydraException) as error:
-        raise UsageError(
-            f"{text}: must be values to sweep over, it is not: {one_line(error)}"
-        ) from error
+        raise UsageError(f"{text}: cannot be swept over: {one_line(error)}") from error
 
 
 def _refuse(message: str) -> NoReturn:
@@ -176,15 +200,15 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _search_path(overrides: Sequence[str]) -> list[str]:
-    """The directories of ``hydra.searchpath=[file://...]``."""
+    """Return the directories of ``hydra.searchpath=[file://...]``."""
     given = [text for text in overrides if key_of(text) == "hydra.searchpath"][:1]
     try:
-        values = [override.value() for override in OverridesParser.create().parse_overrides(given)]
-    except HydraException:  # told where the command line is composed
-        return []
-    paths = values[0] if values and isinstance(values[0], list) else []
-    return [
-        path.removeprefix("file://")
-        for path in paths
-        if isinstance(path, str) and path.startswith("file://")
-    ]
+        parsed = OverridesParser.create().parse_overrides(given)
+    except HydraException:
+        return []  # reported where the command line is composed
+    paths = parsed[0].value() if parsed else []
+    directories = []
+    for path in paths if isinstance(paths, list) else []:
+        if isinstance(path, str) and path.startswith("file://"):
+            directories.append(path.removeprefix("file://"))
+    return directories

@@ -1,5 +1,5 @@
-"""The command ``yamame``: ``yamame train encoder=gru`` is ``python recipes/train.py encoder=gru``,
-from anywhere.
+"""The command ``yamame``: ``yamame train encoder=gru`` runs ``recipes/train.py`` from any
+directory.
 """
 
 import ast
@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from yamame import __version__, recipes_dir
-from yamame.system.messages import explain_missing, print_stdout
+from yamame.system.messages import explain_missing, print_stderr, print_stdout
 
 
 def main() -> None:
-    """Runs the recipe that the first argument names with the others."""
+    """Run the recipe that the first argument names, with the other arguments."""
     recipes = {path.stem: path for path in sorted(recipes_dir().glob("*.py"))}
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):
@@ -21,36 +21,34 @@ def main() -> None:
     elif name == "--version":
         print(__version__)
     elif name in recipes:
-        sys.argv = [str(recipes[name]), *sys.argv[2:]]
-        try:
-            runpy.run_path(sys.argv[0], run_name="__main__")
-        except ModuleNotFoundError as error:
-            if (reason := explain_missing(error)) is None:
-                raise
-            print(f"yamame {name}: {reason}", file=sys.stderr)
-            raise SystemExit(1) from None
+        _run(name, recipes[name])
     else:
         close = difflib.get_close_matches(name, recipes, n=1)
         hint = f", did you mean {close[0]}?" if close else ""
-        print(
-            f"yamame: there is no command {name!r}{hint}; there are {', '.join(recipes)}",
-            file=sys.stderr,
-        )
+        known = ", ".join(recipes)
+        print_stderr(f"yamame: there is no command {name!r}{hint}; there are {known}")
         raise SystemExit(2)
 
 
+def _run(name: str, recipe: Path) -> None:
+    sys.argv = [str(recipe), *sys.argv[2:]]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except ModuleNotFoundError as error:
+        reason = explain_missing(error)
+        if reason is None:
+            raise
+        print_stderr(f"yamame {name}: {reason}")
+        raise SystemExit(1) from None
+
+
 def _usage(recipes: dict[str, Path]) -> str:
-    """A line per recipe: the first of what it says of itself."""
-    summaries = {
-        name: (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
-        for name, path in recipes.items()
-    }
-    width = max(map(len, summaries))
-    lines = [f"  {name.ljust(width)}  {text}" for name, text in summaries.items()]
-    return "\n".join(
-        [
-            "yamame COMMAND [group=choice] [key=value]   (yamame COMMAND --help lists them)",
-            "",
-            *lines,
-        ]
-    )
+    """Return a line per recipe: the first of its docstring."""
+    lines = ["yamame COMMAND [group=choice] [key=value]   (yamame COMMAND --help lists them)", ""]
+    width = max(map(len, recipes))
+    for name, path in recipes.items():
+        # Importing a recipe would import torch.
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        summary = docstring.partition("\n")[0]
+        lines.append(f"  {name.ljust(width)}  {summary}")
+    return "\n".join(lines)

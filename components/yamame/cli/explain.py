@@ -1,10 +1,10 @@
-"""Hydra's errors in one line, with the closest existing names."""
+"""Errors of Hydra and of the system in one line, with the closest existing names."""
 
 import difflib
 import errno
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra import compose
@@ -14,183 +14,247 @@ from omegaconf.errors import OmegaConfBaseException
 
 from yamame.checks import UsageError
 from yamame.cli.command_line import CommandLine
+from yamame.cli.validation import SettingsError
 from yamame.files.config import flatten
 from yamame.files.identity import key_of
 from yamame.system.messages import OutsideError, one_line
 
 REMOVABLE = ("debug", "experiment", "hardware", "trials")
 """Groups that a recipe does without, so that ``~`` may take them away."""
-REMEDIES = {
+_REMEDIES = {
     errno.ENOSPC: "make room on its disk",
     errno.EDQUOT: "make room in your quota",
     errno.EFBIG: "allow larger files, with ulimit -f",
-    errno.EIO: "have the disk looked after",
+    errno.EIO: "check the disk",
     errno.EROFS: "make the file system writable",
-    errno.EACCES: "ask for the permission",
-    errno.EPERM: "ask for the permission",
+    errno.EACCES: "change its permissions",
+    errno.EPERM: "change its permissions",
     errno.ENOTDIR: "move the file that is in the way of a directory",
     errno.EISDIR: "move the directory that is in the way of a file",
-    errno.ENOENT: "make it, or put it back",
+    errno.ENOENT: "create or restore it",
     errno.EMFILE: "allow more open files, with ulimit -n",
 }
-"""What helps against a failure of the system."""
-SWEEPING = {
+"""Remedies for errors of the system."""
+_SWEEP_PLUGINS = {
     "hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"),
     "hydra/sweeper": ("optuna",),
 }
-"""Choices of Hydra's that are in packages of their own."""
+"""Choices of Hydra that are in packages of their own."""
 _NAME = re.compile(r"[A-Za-z_][\w./@-]*")
 _NO_NAMES = ("null", "true", "false", "nan", "inf")
-_KEY = re.compile(r"(?:Could not (?:override|append to config\.?|delete from config\.?)) '([^']+)'")
+_WRONG_KEY = re.compile(
+    r"(?:Could not (?:override|append to config\.?|delete from config\.?)) '([^']+)'"
+)
+"""Hydra's message about a key, which has no field for it."""
 
 
 def check_choices(line: CommandLine) -> None:
-    """Refuses choices that are no names, on which Hydra stumbles, and what Hydra itself would
-    build.
+    """Check the overrides that Hydra fails on, or would build objects from.
 
     Raises:
-        UsageError: Names the choice, and says how a group is left out.
+        UsageError: A choice is no name; an override has no key or no value; or it sets a
+            ``_target_`` of Hydra's own configuration.
     """
     for text in line.overrides:
-        group, value = key_of(text), text.partition("=")[2]
-        if "=" not in text and text[:1] != "~":
+        group = key_of(text)
+        value = text.partition("=")[2]
+        is_removal = text.startswith("~")
+        if "=" not in text and not is_removal:
             raise UsageError(f"{text}: must be key=value, as seed=1")
         if not group:
             raise UsageError(f"{text}: must be key=value, it has no key")
-        if group.partition(".")[0] == "hydra" and "_target_" in text:  # which nothing checks
+        # Nothing else checks what Hydra builds for itself.
+        if group.partition(".")[0] == "hydra" and "_target_" in text:
             raise UsageError(f"{group}: must name no target of Hydra's own, got {text}")
         folders = [root / group for root in line.roots if (root / group).is_dir()]
-        names = value.split(",")
-        if text[:1] == "~" or value[:1] in ("", "{") or not folders:
-            continue
-        if any(
-            name.lower() in _NO_NAMES or not _NAME.fullmatch(name.strip("[] ")) for name in names
-        ):
-            options = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-            instead = f"~{group} leaves the group out" if group in REMOVABLE else _list(options)
+        is_a_value = value == "" or value.startswith("{")
+        if folders and not is_removal and not is_a_value and not _are_names(value):
+            if group in REMOVABLE:
+                instead = f"~{group} leaves the group out"
+            else:
+                instead = _list(_choices(folders))
             raise UsageError(f"{text}: no such choice; {instead}")
 
 
+def _are_names(value: str) -> bool:
+    """Return whether a value, or each of several with commas, may be the name of a choice."""
+    for name in value.split(","):
+        if name.lower() in _NO_NAMES or not _NAME.fullmatch(name.strip("[] ")):
+            return False
+    return True
+
+
+def _choices(folders: Sequence[Path]) -> list[str]:
+    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+
+
 def explain_outside(error: OSError | OutsideError) -> str:
-    """What failed outside of the program, where, and what helps; with the notes that were added to
-    the error.
+    """Return in one line what failed outside of the program, where, and a remedy.
 
-    >>> explain_outside(OSError(errno.ENOSPC, "No space left on device", "runs/a/checkpoints/step-1.pt"))
-    'runs/a/checkpoints/step-1.pt: No space left on device; make room on its disk'
+    Notes that were added to the error come last.
+
+    >>> explain_outside(OSError(errno.ENOSPC, "No space left on device", "runs/a/step-1.pt"))
+    'runs/a/step-1.pt: No space left on device; make room on its disk'
     """
-    text, remedies = one_line(error), []
+    parts = [one_line(error)]
     if isinstance(error, OSError) and error.strerror:
-        place = (
-            error.filename if error.filename2 is None else f"{error.filename} -> {error.filename2}"
-        )
-        text = f"{place}: {error.strerror}" if error.filename else error.strerror
-        remedies = [REMEDIES[number] for number in (error.errno,) if number in REMEDIES]
-    return "; ".join([text, *remedies, *getattr(error, "__notes__", ())])
+        parts = [error.strerror]
+        if error.filename and error.filename2 is not None:
+            parts = [f"{error.filename} -> {error.filename2}: {error.strerror}"]
+        elif error.filename:
+            parts = [f"{error.filename}: {error.strerror}"]
+        if error.errno in _REMEDIES:
+            parts.append(_REMEDIES[error.errno])
+    return "; ".join([*parts, *getattr(error, "__notes__", ())])
 
 
-def explain(error: Exception, line: CommandLine) -> str:
-    """What was wrong on the command line, told by what Hydra or OmegaConf raised."""
-    text = str(error)
+def lines_of(error: UsageError) -> list[str]:
+    """Return the lines of a usage error: one, or one for each wrong setting."""
+    if isinstance(error, SettingsError):
+        return [str(problem) for problem in error.problems]
+    return [str(error)]
+
+
+def explain(error: Exception, line: CommandLine) -> list[str]:
+    """Return lines about a mistake on the command line, by the error of Yamame, Hydra or
+    OmegaConf.
+    """
+    if isinstance(error, UsageError):
+        return lines_of(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, choice = error.missing_cfg_file.rpartition("/")
-        options = error.options
-        if not options:  # those of a group of groups
-            group, _, choice = error.missing_cfg_file.partition("/")
-            found = [
-                (root / group, file)
-                for root in line.roots
-                for file in (root / group).rglob("*.yaml")
-            ]
-            options = sorted(
-                {file.relative_to(folder).with_suffix("").as_posix() for folder, file in found}
-            )
-        if choice in SWEEPING.get(group, ()):
-            return (
-                f"{group}={choice}: its package must be installed, run: pip install 'yamame[sweep]'"
-            )
-        if options:
-            return f"{group}={choice}: no such choice{_hint(choice, options)}; {_list(options)}"
+        text = _explain_choice(error, line)
+        if text is not None:
+            return [text]
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r} cannot be read: {error.message.splitlines()[0]}"
-    match = _KEY.search(text)
+        return [f"{error.override!r} cannot be parsed: {error.message.splitlines()[0]}"]
+    message = str(error)
+    # A choice of a package, as group@package, is named by its group alone.
+    match = _WRONG_KEY.search(message)
     if match is not None:
-        key = match.group(1).split("@")[0]
-        known = _known_keys(line, key)
-        got = "".join(f"; got {argument}" for argument in line.overrides if key_of(argument) == key)
-        if key in known:
-            return f"{key}: there are no choices here, only settings below it, as {key}.name=value{got}"
-        parent = key.rpartition(".")[0]
-        if parent.endswith("settings") or parent == "callbacks" or key.startswith("callbacks."):
-            return f"{key}: no such key there; a new one begins with a plus, as +{key}=...{got}"
-        return f"{key}: no such key{_elsewhere(line, key) or _hint(key, known)}{_siblings(key, known)}{got}"
+        return [_explain_key(match.group(1).split("@")[0], line)]
     if isinstance(error, HydraException) and isinstance(error.__cause__, OmegaConfBaseException):
-        text = f"{text.splitlines()[0]}: {str(error.__cause__).splitlines()[0]}"
-    return text
+        cause = str(error.__cause__).splitlines()[0]
+        return [f"{message.splitlines()[0]}: {cause}"]
+    # Some of Hydra's messages are lists.
+    return [" ".join(message.split())]
+
+
+def _explain_choice(error: MissingConfigException, line: CommandLine) -> str | None:
+    """Return a line about a choice that a group does not have; None if there is no such group."""
+    assert error.missing_cfg_file is not None
+    group, _, choice = error.missing_cfg_file.rpartition("/")
+    options = error.options
+    if not options:
+        # A group of groups has its choices in folders.
+        group, _, choice = error.missing_cfg_file.partition("/")
+        options = sorted(_nested_choices(line, group))
+    if choice in _SWEEP_PLUGINS.get(group, ()):
+        install = "its package must be installed, run: pip install 'yamame[sweep]'"
+        return f"{group}={choice}: {install}"
+    if not options:
+        return None
+    return f"{group}={choice}: no such choice{_hint(choice, options)}; {_list(options)}"
+
+
+def _nested_choices(line: CommandLine, group: str) -> set[str]:
+    choices = set()
+    for root in line.roots:
+        folder = root / group
+        for file in folder.rglob("*.yaml"):
+            choices.add(file.relative_to(folder).with_suffix("").as_posix())
+    return choices
+
+
+def _explain_key(key: str, line: CommandLine) -> str:
+    """Return a line about a key that does not exist."""
+    known = _known_keys(line, key)
+    got = "".join(f"; got {text}" for text in line.overrides if key_of(text) == key)
+    if key in known:
+        # The key has settings below it, and was used as if it were a group of YAML files.
+        settings = f"only settings below it, as {key}.name=value"
+        return f"{key}: there are no choices here, {settings}{got}"
+    parent = key.rpartition(".")[0]
+    # Free data takes any key, but Hydra wants to be told that it is new.
+    if parent.endswith("settings") or key.startswith("callbacks."):
+        return f"{key}: no such key; a new one begins with a plus, as +{key}=...{got}"
+    # A key that another choice has is no typing error.
+    hint = _elsewhere(line, key) or _hint(key, known)
+    return f"{key}: no such key{hint}{_siblings(key, known)}{got}"
 
 
 def _known_keys(line: CommandLine, wrong: str) -> list[str]:
-    """All keys of the configuration composed without the wrong one; chosen groups decide which
-    there are.
-    """
-    plain = [text for text in line.overrides if re.match(r"[\w/@]+=[\w,./-]+$", text)]
-    groups = [text for text in plain if not text.startswith(wrong)]
+    """Return all keys of the configuration that is composed without the wrong one."""
+    groups = []
+    for text in line.overrides:
+        if re.match(r"[\w/@]+=[\w,./-]+$", text) and not text.startswith(wrong):
+            groups.append(text.split(",")[0])
+    # Chosen groups decide which keys there are, unless one of them is wrong, too.
     for overrides in (groups, []):
         try:
             with line.composing():
-                config = compose(
-                    line.config_name, overrides=[text.split(",")[0] for text in overrides]
-                )
+                config = compose(line.config_name, overrides=overrides)
         except (HydraException, OmegaConfBaseException):
             continue
-        keys = flatten(OmegaConf.to_container(config, resolve=False))  # type: ignore[arg-type]
-        parents = {key[:end] for key in keys for end in range(len(key)) if key[end] == "."}
-        return sorted(
-            key for key in keys.keys() | parents if not key.rpartition(".")[2].startswith("_")
-        )
+        leaves = flatten(OmegaConf.to_container(config, resolve=False))  # type: ignore[arg-type]
+        keys = set()
+        for leaf in leaves:
+            names = leaf.split(".")
+            keys |= {".".join(names[:end]) for end in range(1, len(names) + 1)}
+        return sorted(key for key in keys if not key.rpartition(".")[2].startswith("_"))
     return []
 
 
 def _hint(wrong: str, known: Sequence[str]) -> str:
-    """The closest names; a key also matches by its last part, for people forget the groups before
-    it.
+    """Return the closest names; a key also matches by its last part, because the groups before it
+    are easily forgotten.
 
     >>> _hint("sed", ["seed", "device"]), _hint("minutes", ["budget.minutes"])
     (', did you mean seed?', ', did you mean budget.minutes?')
     """
+    # A parent of the wrong key exists, and is no help.
     known = [name for name in known if not wrong.startswith(f"{name}.")]
-    near = difflib.get_close_matches(wrong, known, n=3, cutoff=0.75)
-    close = near or difflib.get_close_matches(wrong, known, n=3)
+    # 0.75 leaves typing errors alone; the default, 0.6, is tried where there are none.
+    close = difflib.get_close_matches(wrong, known, n=3, cutoff=0.75)
+    close = close or difflib.get_close_matches(wrong, known, n=3)
     if not close:
         by_leaf = {key.rpartition(".")[2]: key for key in known}
-        close = [
-            by_leaf[leaf]
-            for leaf in difflib.get_close_matches(wrong.rpartition(".")[2], by_leaf, n=3)
-        ]
+        leaves = difflib.get_close_matches(wrong.rpartition(".")[2], by_leaf, n=3)
+        close = [by_leaf[leaf] for leaf in leaves]
     return f", did you mean {' or '.join(close)}?" if close else ""
 
 
 def _elsewhere(line: CommandLine, key: str) -> str:
-    """Other choices of the key's group that have it, as ``env=tmaze`` has ``env.length``."""
+    """Return the choices of the key's group that have it, as ``env=tmaze`` has ``env.length``."""
     group, _, leaf = key.partition(".")
-    files = [path for root in line.roots for path in sorted((root / group).glob("*.yaml"))]
     choices = []
-    for path in files if leaf and leaf != "defaults" else []:
-        with suppress(Exception):  # a file that cannot be read is told where it is chosen
-            node: Any = OmegaConf.load(path)
-            if OmegaConf.is_dict(node) and leaf in (node.get(group) or node):
-                choices.append(path.stem)
-    return (
-        f"; it is a key of {', '.join(f'{group}={choice}' for choice in choices)}"
-        if choices
-        else ""
-    )
+    if leaf and leaf != "defaults":
+        for path in _files_of(line, group):
+            if _has_key(path, group, leaf):
+                choices.append(f"{group}={path.stem}")
+    return f"; it is a key of {', '.join(choices)}" if choices else ""
+
+
+def _files_of(line: CommandLine, group: str) -> Iterator[Path]:
+    for root in line.roots:
+        yield from sorted((root / group).glob("*.yaml"))
+
+
+def _has_key(path: Path, group: str, leaf: str) -> bool:
+    try:
+        node: Any = OmegaConf.load(path)
+    except Exception:  # a file that cannot be parsed is reported where it is chosen
+        return False
+    return bool(OmegaConf.is_dict(node) and leaf in (node.get(group) or node))
 
 
 def _siblings(wrong: str, known: Sequence[str]) -> str:
-    """What there is beside a wrong key below an existing one."""
+    """Return the keys beside a wrong one below an existing one."""
     parent = wrong.rpartition(".")[0]
-    leaves = [key.rpartition(".") for key in known]
-    names = [leaf for prefix, _, leaf in leaves if prefix == parent and parent]
+    names = []
+    for key in known:
+        prefix, _, leaf = key.rpartition(".")
+        if parent and prefix == parent:
+            names.append(leaf)
     return f"; {parent} has {', '.join(names)}" if names else ""
 
 

@@ -1,8 +1,8 @@
-"""Answers to a command line before torch is imported: help, output of Hydra's flags, errors in keys
-and values.
+"""Checks of a command line before torch is imported: help, output of Hydra's flags, and errors in
+keys and values.
 
-A recipe calls `answer` before its own imports. Arguments of the classes that the configuration
-names, and their types, are checked later, by `yamame.cli.app.main`.
+A recipe calls `check_command_line` before its own imports. Arguments of the classes that the
+configuration names are checked later, by `yamame.cli.app.main`.
 """
 
 import atexit
@@ -22,13 +22,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 import yamame.cli.threads  # noqa: F401  # sets a variable that torch reads when it is imported
 from yamame.checks import UsageError
-from yamame.cli.arguments import EASED, ease
+from yamame.cli.arguments import ease
 from yamame.cli.command_line import CommandLine, jobs_of, read_command_line
 from yamame.cli.explain import check_choices, explain, explain_outside
 from yamame.cli.help import help_text
 from yamame.cli.names import run_name
-from yamame.cli.settings import SETTINGS
-from yamame.cli.validation import check_settings
+from yamame.cli.settings import CONFIGS
+from yamame.cli.validation import validated
+from yamame.files.identity import key_of
 from yamame.files.run_directory import checked_path
 from yamame.system.installed import checkout, conf_dir, is_installed
 from yamame.system.messages import print_stderr, print_stdout
@@ -36,8 +37,10 @@ from yamame.system.signals import exit_while_loading
 
 VERSION_BASE = "1.3"
 USAGE_STATUS = 2
-_LOGGED = ("train", "offline", "ppo", "distill")  # whose lines have the time of day
-_JOBS = 4  # of a sweep that are looked at so early
+_LOGGED = ("train", "offline", "ppo", "distill")
+"""Recipes whose log lines have the time of day."""
+_NUM_EARLY_JOBS = 4
+"""Jobs of a sweep that are checked before torch is imported; each takes a tenth of a second."""
 _HELP = ("-h", "--help")
 _SHOWN_BY_HYDRA = (
     "-c",
@@ -51,7 +54,9 @@ _SHOWN_BY_HYDRA = (
 )
 
 
-def answer(config_name: str, *, resumable: bool = False, without_sweeps: str | None = None) -> None:
+def check_command_line(
+    config_name: str, *, resumable: bool = False, without_sweeps: str | None = None
+) -> None:
     """End the process if the command line asks for help or has a mistake; otherwise the recipe may
     import torch.
 
@@ -75,95 +80,115 @@ def answer(config_name: str, *, resumable: bool = False, without_sweeps: str | N
             print_stdout(help_text(line, Path(sys.argv[0])))
             raise SystemExit
         if flags.intersection(_SHOWN_BY_HYDRA):
-            sys.argv[1:] = [*line.flags, *line.overrides]
-            os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises, instead of printing and ending
-            shown = hydra.main(
-                version_base=VERSION_BASE, config_path=directory, config_name=config_name
-            )
-            shown(lambda cfg: None)()  # Hydra answers by itself
-            raise SystemExit
+            _let_hydra_answer(line, directory, config_name)
         with line.composing():
-            for job in islice(jobs_of(line), _JOBS):
-                _check(line.composed(job, whole=True), config_name, alone=not line.is_sweep)
+            for overrides in islice(jobs_of(line), _NUM_EARLY_JOBS):
+                _check_job(line, overrides, config_name)
     except (UsageError, HydraException, OmegaConfBaseException) as error:
-        fail(config_name, explain(error, line))
+        fail(config_name, *explain(error, line))
     except OSError as error:
         fail(config_name, explain_outside(error), status=1)
     if without_sweeps and line.is_sweep:
         fail(config_name, f"-m: must be left out, {without_sweeps}")
+
     if sys.stderr.isatty():  # in a log a mistake is one line
         print_stderr(f"{config_name}: loading")
-    if config_name in _LOGGED and not sys.stdout.isatty() and os.environ.get("RANK", "0") == "0":
+    is_logged = config_name in _LOGGED and not sys.stdout.isatty()
+    if is_logged and _is_first_process():
         print(f"{time.strftime('%H:%M:%S')}  {config_name}: loading", flush=True)
-    # until `read_line` is called again: to look for garbage among all imports takes a second
+    # Looking for garbage among all imports takes a second. `read_line` turns it on again.
     gc.disable()
     atexit.register(gc.freeze)  # nor is there a last look when the process ends
 
 
+answer = check_command_line
+"""Former name."""
+
+
 def read_line(arguments: Sequence[str], directory: str, config_name: str) -> CommandLine:
-    """The command line of a recipe; ends the process with a line where it cannot be read."""
+    """Return the parsed command line of a recipe; end the process if it cannot be parsed."""
     prepare_process()
     if not gc.isenabled():
-        gc.freeze()  # what is there now stays
+        gc.freeze()  # modules that are imported by now stay until the end
         gc.enable()
+    model = CONFIGS.get(config_name)
     try:
-        return read_command_line(
-            ease(arguments, **EASED.get(config_name, {})), directory, config_name
-        )
+        return read_command_line(ease(arguments, model), directory, config_name)
     except UsageError as error:
         fail(config_name, str(error))
 
 
 def prepare_process() -> None:
-    """Finds modules of the present directory, after those that are installed, and of a checkout
-    that is not installed.
-
-    Variables that are empty are not set.
+    """Let this process import modules of the working directory and of a checkout that is not
+    installed, and drop environment variables of MLflow that are empty.
     """
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
         if os.environ.get(name) == "":
             del os.environ[name]
-    if (here := os.getcwd()) not in sys.path:
+    here = os.getcwd()
+    if here not in sys.path:
         sys.path.append(here)
-    if (root := checkout()) is not None and not is_installed():
-        _find_checkout(root)
+    root = checkout()
+    if root is not None and not is_installed():
+        _add_checkout(root)
 
 
-def _find_checkout(root: Path) -> None:
-    """Lets this process, and those that it starts, find the packages of a checkout."""
-    places = [str(root / folder) for folder in ("components", "envs")]
-    sys.path += [place for place in places if place not in sys.path]
+def _add_checkout(root: Path) -> None:
+    """Let this process, and those that it starts, import the packages of a checkout."""
     known = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [*known, *(place for place in places if place not in known)]
-    )
+    for folder in ("components", "envs"):
+        place = str(root / folder)
+        if place not in sys.path:
+            sys.path.append(place)
+        if place not in known:
+            known.append(place)
+    os.environ["PYTHONPATH"] = os.pathsep.join(known)
 
 
-def fail(name: str, message: str, *, status: int = USAGE_STATUS) -> NoReturn:
-    """Ends the process with one line on the standard error; of torchrun's processes the first tells
-    of mistakes.
+def fail(name: str, *messages: str, status: int = USAGE_STATUS) -> NoReturn:
+    """End the process with a line per message on the standard error.
+
+    Mistakes are the same in all processes of torchrun, so the first one prints them.
     """
-    if status != USAGE_STATUS or os.environ.get("RANK", "0") == "0":
-        print_stderr(f"{name}: {' '.join(message.split())}")
+    if status != USAGE_STATUS or _is_first_process():
+        for message in messages:
+            print_stderr(f"{name}: {' '.join(message.split())}")
     raise SystemExit(status)
 
 
-def _check(cfg: DictConfig, name: str, *, alone: bool) -> None:
-    """Refuses values of settings that no class takes, and for a run alone a place where another one
-    is.
+def _is_first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
-    What is missing, or leads nowhere, is told later.
-    """
+
+def _let_hydra_answer(line: CommandLine, directory: str, config_name: str) -> NoReturn:
+    """Run Hydra for one of its own flags, such as ``--cfg``, and end the process."""
+    sys.argv[1:] = [*line.flags, *line.overrides]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises instead of printing and exiting
+    show = hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)
+    show(lambda cfg: None)()
+    raise SystemExit
+
+
+def _check_job(line: CommandLine, overrides: Sequence[str], config_name: str) -> None:
+    """Check the settings of a job that no class takes, and the directory of a single run."""
+    cfg = line.composed(overrides, whole=True)
     hydra_config = cfg.hydra
     with open_dict(cfg):
         del cfg["hydra"]
-    try:
-        values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException:
-        return
-    check_settings(SETTINGS.get(name, {}), values)  # type: ignore[arg-type]
-    if alone and name in _LOGGED and os.environ.get("RANK", "0") == "0":
-        setting, resume = cfg.run, cfg.resume or False
-        checked_path(
-            setting.root, run_name(cfg, hydra_config), resume=resume, overwrite=setting.overwrite
-        )
+    model = CONFIGS.get(config_name)
+    if model is not None:
+        try:
+            values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+        except OmegaConfBaseException:
+            return  # `yamame.cli.nodes.check` reports it with the key
+        assert isinstance(values, dict)
+        validated(model, values, overridden=[key_of(text) for text in overrides])  # type: ignore[arg-type]
+    if not line.is_sweep and config_name in _LOGGED and _is_first_process():
+        _check_directory(cfg, hydra_config)
+
+
+def _check_directory(cfg: DictConfig, hydra_config: DictConfig) -> None:
+    """Raise if another run is in the directory of this one."""
+    name = run_name(cfg, hydra_config)
+    resume = cfg.resume or False
+    checked_path(cfg.run.root, name, resume=resume, overwrite=cfg.run.overwrite)

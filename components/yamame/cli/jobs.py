@@ -1,8 +1,8 @@
-"""The jobs of a sweep: each has a name and a directory of its own, one that fails leaves the others
-alone, and a table at the end says what became of each.
+"""Jobs of a sweep. Each has its own name and directory, a job that fails leaves the others alone,
+and a table at the end lists their outcomes.
 
-Jobs may run in other processes. They are told of a folder in the sweep's directory by an
-environment variable, and leave a file there, which the process that started the sweep reads.
+Jobs may run in other processes. An environment variable names a folder in the sweep's directory, in
+which each job keeps a file that the process that started the sweep reads at the end.
 """
 
 import json
@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from yamame.cli.command_line import CommandLine, jobs_of
 from yamame.cli.explain import explain_outside
 from yamame.cli.names import run_name
 from yamame.cli.nodes import check
+from yamame.cli.sections import Config
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of
 from yamame.system.installed import recipe_command
@@ -36,58 +38,57 @@ from yamame.system.messages import OutsideError, one_line, print_stderr
 from yamame.tracking.tracker import EXPERIMENT, TRACKING_URI
 
 SWEEP_VARIABLE = "YAMAME_SWEEP"
-"""Environment variable with the folder in which jobs say what became of them."""
+"""Environment variable with the folder of the jobs' files."""
 
 Outcome = Literal["ran", "resumed", "done", "failed", "stopped"]
-_outcome: Outcome = "ran"
-_is_part = False
-
-
-def tell(text: object) -> None:
-    """Prints a line of the command's own output."""
-    print(text)
+_PRINTS_ONE_LINE: ContextVar[bool] = ContextVar("prints_one_line", default=False)
 
 
 def resuming_command(num_processes: int) -> str:
-    """The command with which the run that Hydra is running goes on, from the present directory."""
+    """Return the command that resumes the present run from the working directory."""
     hydra_config = HydraConfig.get()
     start = recipe_command(hydra_config.job.name)
     if num_processes > 1:
-        program = (
-            start.removeprefix("python ") if start.startswith("python ") else f"--no-python {start}"
-        )
-        start = f"torchrun --nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', num_processes)} {program}"
-    sources = {source.provider: source.path for source in hydra_config.runtime.config_sources}
-    flags = ["--config-dir", sources["command-line"]] if "command-line" in sources else []
+        program = f"--no-python {start}"
+        if start.startswith("python "):
+            program = start.removeprefix("python ")
+        # On several nodes, each starts its own share.
+        per_node = os.environ.get("LOCAL_WORLD_SIZE", num_processes)
+        start = f"torchrun --nproc-per-node={per_node} {program}"
+
+    arguments = []
+    for source in hydra_config.runtime.config_sources:
+        # Hydra calls the directory of --config-dir so.
+        if source.provider == "command-line":
+            arguments += ["--config-dir", source.path]
     if hydra_config.job.config_name != hydra_config.job.name:
-        flags += ["--config-name", str(hydra_config.job.config_name)]
-    own = [text for text in hydra_config.overrides.hydra if key_of(text) == "hydra.searchpath"]
-    given = [text for text in overrides() if key_of(text) not in ("resume", "run.overwrite")]
-    return f"{start} {shlex.join([*flags, *own, *given, 'resume=true'])}"
+        arguments += ["--config-name", str(hydra_config.job.config_name)]
+    for text in hydra_config.overrides.hydra:
+        if key_of(text) == "hydra.searchpath":
+            arguments.append(text)
+    for text in overrides():
+        if key_of(text) not in ("resume", "run.overwrite"):
+            arguments.append(text)
+    return f"{start} {shlex.join([*arguments, 'resume=true'])}"
 
 
 def is_part() -> bool:
-    """Return whether the runs of this process are parts of a recipe that reports on all of them
-    together.
-    """
-    return _is_part
+    """Return whether runs of this process are parts of a recipe that reports on all of them."""
+    return _PRINTS_ONE_LINE.get()
 
 
 @contextmanager
 def parts_of_one() -> Iterator[None]:
-    """Within the block runs print one line at their end, in place of a table and of what to do
-    next.
-    """
-    global _is_part
-    former, _is_part = _is_part, True
+    """Within the block, runs print one line at their end instead of a table and next steps."""
+    token = _PRINTS_ONE_LINE.set(True)
     try:
         yield
     finally:
-        _is_part = former
+        _PRINTS_ONE_LINE.reset(token)
 
 
-class AlreadyDone(Exception):  # noqa: N818 (it is none)
-    """A run that is to be begun or continued has nothing left to do.
+class AlreadyDone(Exception):  # noqa: N818
+    """Control-flow exception: the run has nothing left to do.
 
     Args:
         run: The run, with its ``path`` and its ``objective``.
@@ -104,44 +105,46 @@ class AlreadyDone(Exception):  # noqa: N818 (it is none)
 
 
 def is_job() -> bool:
-    """Whether Hydra is running a job of a sweep."""
+    """Return whether Hydra is running a job of a sweep."""
     return HydraConfig.get().mode is RunMode.MULTIRUN
 
 
-def resume_mode(cfg: DictConfig) -> bool | Literal["auto"]:
-    """What ``resume`` says; null is false for a single run, and in a sweep auto, unless runs are to
-    be replaced.
+def resume_mode(cfg: Any) -> bool | Literal["auto"]:
+    """Return the setting ``resume``; null stands for false in a single run, and for auto in a sweep
+    that does not replace runs.
     """
-    if cfg.resume is None:
-        return "auto" if is_job() and not cfg.run.overwrite else False
-    return cfg.resume
+    if cfg.resume is not None:
+        mode: bool | Literal["auto"] = cfg.resume
+        return mode
+    return "auto" if is_job() and not cfg.run.overwrite else False
 
 
-def goes_on(cfg: DictConfig) -> bool:
-    """Whether a configuration is that of a run which has begun before, and is to go on."""
+def continues_run(cfg: DictConfig) -> bool:
+    """Return whether a run of this configuration exists and is to be continued."""
     if "resume" not in cfg or not resume_mode(cfg):
         return False
     return (Path(cfg.run.root) / run_name(cfg) / "config.yaml").exists()
 
 
 def overrides() -> list[str]:
-    """The command line of the run or job that Hydra is running, as it was typed."""
+    """Return the overrides of the run or job that Hydra is running, as on the command line."""
     return OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # type: ignore[return-value]
 
 
 def check_sweep(
-    line: CommandLine, settings: Mapping[str, Any] | None
+    line: CommandLine, model: type[Config] | None
 ) -> tuple[Path, list[list[str]], list[str]]:
-    """Composes and checks every job of a sweep given on the command line.
+    """Compose and check every job of a sweep.
 
     Returns:
-        The directory of the sweep; the overrides of its jobs, none if a search decides which there
-        are; the commands that make pages of its runs, one per MLflow experiment.
+        The directory of the sweep; the overrides of its jobs, empty if a search chooses them; the
+        commands that make pages of its runs, one per MLflow experiment.
 
     Raises:
-        UsageError: A job is not what `check` wants, or two of them share a directory.
+        UsageError: A configuration is wrong, or two jobs share a directory.
     """
     jobs = list(jobs_of(line))
+    # Labels show only what differs between jobs.
     common = set.intersection(*map(set, jobs))
     owners: dict[Path, str] = {}
     reports: list[str] = []
@@ -149,114 +152,152 @@ def check_sweep(
     with line.composing():
         for number, job in enumerate(jobs):
             cfg = line.composed(job, whole=True)
-            hydra_config, sweep_dir = cfg.hydra, Path(cfg.hydra.sweep.dir)
+            hydra_config = cfg.hydra
+            sweep_dir = Path(hydra_config.sweep.dir)
+            # Names of runs need Hydra's section, models do not know it.
             with open_dict(cfg):
                 del cfg["hydra"]
-            check(cfg, settings, typed=[key_of(text) for text in job])
-            if (report := _report_of(cfg)) and report not in reports:
+            check(cfg, model, overridden=[key_of(text) for text in job])
+
+            report = _report_of(cfg)
+            if report is not None and report not in reports:
                 reports.append(report)
             if OmegaConf.is_dict(cfg.get("run")):
                 path = (Path(cfg.run.root) / run_name(cfg, hydra_config)).resolve()
                 changed = [text for text in job if text not in common]
                 label = f"job {number} ({' '.join(changed)})"
-                other = owners.setdefault(path, label)
-                if other != label:
-                    raise UsageError(
-                        f"run.name: the jobs of a sweep must have directories of their own, {other} and {label} share "
-                        f"{path}; leave run.name out, or let it name what differs, as run.name='mine-${{seed}}'"
-                    )
+                _claim_directory(path, label, owners)
     return sweep_dir, [] if line.is_search else jobs, reports
 
 
-def say(outcome: Outcome) -> None:
-    """Says of the run that begins in this process what becomes of it."""
-    global _outcome
-    _outcome = outcome
+def _claim_directory(path: Path, label: str, owners: dict[Path, str]) -> None:
+    """Note the job of a directory; raise if another one has it."""
+    other = owners.setdefault(path, label)
+    if other != label:
+        raise UsageError(
+            f"run.name: the jobs of a sweep must have directories of their own, {other} and "
+            f"{label} share {path}; leave run.name out, or let it name what differs, as "
+            "run.name='mine-${seed}'"
+        )
+
+
+# Files of jobs.
 
 
 @dataclass
-class Answer:
-    """What a recipe returns: its objective."""
+class JobResult:
+    """Result of a recipe.
+
+    Attributes:
+        value: Returned value of the recipe, which is the objective of a job.
+        outcome: Outcome of a job that has not failed.
+    """
 
     value: Any = None
+    outcome: Outcome = "ran"
+
+
+def _job_file() -> Path:
+    return Path(os.environ[SWEEP_VARIABLE]) / f"{HydraConfig.get().job.num}.json"
+
+
+def mark_resumed() -> None:
+    """Note in the file of a job that it has resumed an earlier run."""
+    if SWEEP_VARIABLE in os.environ and is_job():
+        file = _job_file()
+        if file.exists():
+            write_json(file, {**json.loads(file.read_text()), "resumed": True})
 
 
 @contextmanager
-def noted_job(answer: Answer, command: str) -> Iterator[None]:
-    """Within the block a job does its work; what became of it is noted. An error is told, and the
-    other jobs go on.
-
-    A job that is killed, or asked to end, was noted as stopped.
+def recorded_job(result: JobResult, command: str) -> Iterator[None]:
+    """Record the outcome of the job that runs within the block. Errors are printed and do not leave
+    the block, so that the other jobs run.
 
     Args:
-        answer: Gets the objective within the block.
-        command: Stands before the message of a mistake, which has no traceback.
+        result: Result, which the block sets.
+        command: Name of the recipe, which begins the line of a usage error.
     """
-    number = HydraConfig.get().job.num
-    file, note = Path(os.environ[SWEEP_VARIABLE]) / f"{number}.json", {"overrides": overrides()}
-    write_json(file, {**note, "outcome": "stopped", "result": "", "objective": None})
-    say("ran")
-    result, objective = "", None
+    file = _job_file()
+    # A job that is killed, or asked to end, stays recorded as stopped.
+    record: dict[str, Any] = {
+        "overrides": overrides(),
+        "outcome": "stopped",
+        "result": "",
+        "objective": None,
+    }
+    write_json(file, record)
     try:
         yield
-        if isinstance(answer.value, int | float):
-            result, objective = (
-                f"{answer.value:.4g}",
-                answer.value if math.isfinite(answer.value) else None,
-            )
+        record["outcome"] = result.outcome
+        if isinstance(result.value, int | float):
+            record["result"] = f"{result.value:.4g}"
+            # JSON has neither NaN nor infinity.
+            record["objective"] = result.value if math.isfinite(result.value) else None
+    except (UsageError, OSError, OutsideError) as error:
+        message = str(error) if isinstance(error, UsageError) else explain_outside(error)
+        record["outcome"] = "failed"
+        record["result"] = " ".join(message.split())
+        print_stderr(f"{command}: job {HydraConfig.get().job.num}: {record['result']}")
     except Exception as error:
-        say("failed")
-        if isinstance(error, UsageError | OSError | OutsideError):
-            message = str(error) if isinstance(error, UsageError) else explain_outside(error)
-            result = " ".join(message.split())
-            print_stderr(f"{command}: job {number}: {result}")
-        else:
-            result = f"{type(error).__name__}: {error}".partition("\n")[0]
-            print_stderr(traceback.format_exc())
-    if file.parent.is_dir():  # a launcher that has lost another job does not wait for this one
-        write_json(file, {**note, "outcome": _outcome, "result": result, "objective": objective})
+        record["outcome"] = "failed"
+        record["result"] = f"{type(error).__name__}: {error}".partition("\n")[0]
+        print_stderr(traceback.format_exc())
+    # A launcher that has lost another job removes the folder before this one has ended.
+    if file.parent.is_dir():
+        if record["outcome"] == "ran" and json.loads(file.read_text()).get("resumed"):
+            record["outcome"] = "resumed"
+        write_json(file, record)
 
 
 def explain_lost(error: Exception) -> str:
-    """One line for what a launcher raises where the process of a job is gone; any other error is
-    raised again.
+    """Return one line for the error of a launcher that has lost the process of a job; raise any
+    other error again.
     """
-    if not (isinstance(error, BrokenProcessPool) or type(error).__module__.startswith("submitit.")):
+    from_slurm = type(error).__module__.startswith("submitit.")
+    if not (from_slurm or isinstance(error, BrokenProcessPool)):
         raise error
-    return f"the process of a job is gone: {one_line(error)}; the same command goes on"
+    return f"the process of a job is gone: {one_line(error)}; repeat the command to continue"
+
+
+# The table at the end of a sweep.
 
 
 @contextmanager
 def table_of_jobs(
     sweep_dir: Path, planned: Sequence[list[str]], reports: Sequence[str]
 ) -> Iterator[dict[int, dict[str, Any]]]:
-    """Within the block jobs note what becomes of them; at its end a table shows it, however it
-    ends.
+    """Within the block, jobs record their outcomes; at its end, however it ends, they are printed
+    as a table.
 
     Args:
-        sweep_dir, planned, reports: From `check_sweep`; the directory is made when missing.
+        sweep_dir, planned, reports: From `check_sweep`; the directory is created if it is missing.
 
     Yields:
-        What became of each job by its number: its ``overrides``, ``outcome``, ``result`` and
-        ``objective``; filled when the block ends.
+        A dictionary that is filled when the block ends: ``overrides``, ``outcome``, ``result`` and
+        ``objective`` of each job by its number.
 
     Raises:
         SystemExit: A job failed; the status is 1.
     """
     mark = f".sweep-{socket.gethostname()}-"
     sweep_dir.mkdir(parents=True, exist_ok=True)
-    for folder in sweep_dir.glob(f"{mark}*"):  # of sweeps that were killed
-        if is_left_behind(folder.name.removeprefix(mark).partition("-")[0]):
+    for folder in sweep_dir.glob(f"{mark}*"):
+        process = folder.name.removeprefix(mark).partition("-")[0]
+        if is_left_behind(process):  # by a sweep that was killed
             shutil.rmtree(folder, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{mark}{os.getpid()}-", dir=sweep_dir) as folder_name:
-        os.environ[SWEEP_VARIABLE] = str(Path(folder_name).resolve())
+
+    with tempfile.TemporaryDirectory(prefix=f"{mark}{os.getpid()}-", dir=sweep_dir) as name:
+        folder = Path(name)
+        # An absolute path: jobs may run in other working directories.
+        os.environ[SWEEP_VARIABLE] = str(folder.resolve())
         jobs: dict[int, dict[str, Any]] = {}
         try:
             yield jobs
         finally:
             del os.environ[SWEEP_VARIABLE]
-            files = {int(file.stem): file for file in Path(folder_name).glob("*.json")}
-            jobs |= {number: json.loads(files[number].read_text()) for number in sorted(files)}
+            for file in sorted(folder.glob("*.json"), key=lambda file: int(file.stem)):
+                jobs[int(file.stem)] = json.loads(file.read_text())
             if jobs:
                 _print_table(jobs, planned, reports)
     if any(job["outcome"] == "failed" for job in jobs.values()):
@@ -269,6 +310,24 @@ def _print_table(
     """Print a line per job: its number, outcome, objective or error, and the overrides that not all
     jobs have.
     """
+    rows = _rows(jobs, planned)
+    # The last column is not padded.
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        cells = [row[column].ljust(widths[column]) for column in range(3)]
+        print("  ".join([*cells, row[3]]).rstrip())
+
+    outcomes = {row[1] for row in rows}
+    if outcomes & {"not begun", "stopped"}:
+        print("next: the same command (runs go on unless run.overwrite=true)")
+    elif outcomes & {"ran", "resumed", "done"}:
+        for command in reports:
+            print(f"next: {command}")
+
+
+def _rows(
+    jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[str]]
+) -> list[tuple[str, str, str, str]]:
     begun = {number: job["overrides"] for number, job in jobs.items()}
     given = dict(enumerate(planned)) if _are_planned(begun, planned) else begun
     common = set.intersection(*map(set, given.values()))
@@ -277,45 +336,39 @@ def _print_table(
         job = jobs.get(number, {"outcome": "not begun", "result": ""})
         own = " ".join(text for text in texts if text not in common)
         rows.append((str(number), job["outcome"], own, job["result"]))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        fixed = (text.ljust(width) for text, width in zip(row, widths, strict=False))
-        tell("  ".join([*fixed, row[3]]).rstrip())
-    is_left = {"not begun", "stopped"} & {row[1] for row in rows}
-    again = "the same command (runs go on unless run.overwrite=true)"
-    if is_left:
-        tell(f"next: {again}")
-    elif {"ran", "resumed", "done"} & {row[1] for row in rows}:
-        for command in reports:
-            tell(f"next: {command}")
+    return rows
 
 
 def _report_of(cfg: DictConfig) -> str | None:
     """Return the command that makes a page of the runs of a job; None if they are not logged to
     MLflow.
     """
-    node = OmegaConf.to_container(cfg.get("logger") or OmegaConf.create({}), resolve=True)
-    assert isinstance(node, dict)
-    if not str(node.get("_target_")).endswith(".MLflowTracker"):
+    logger = cfg.get("logger")
+    if logger is None or not str(logger.get("_target_")).endswith(".MLflowTracker"):
         return None
-    found = {
-        "tracking_uri": TRACKING_URI,
-        "experiment": EXPERIMENT,
-    }  # by the report, if it is not told another
-    given = [f"store.{key}={node[key]}" for key in found if node.get(key, found[key]) != found[key]]
-    return " ".join([recipe_command("report"), *map(shlex.quote, given)])
+    node: Any = OmegaConf.to_container(logger, resolve=True)
+    # The report has these defaults itself.
+    defaults = {"tracking_uri": TRACKING_URI, "experiment": EXPERIMENT}
+    command = recipe_command("report")
+    for key, default in defaults.items():
+        value = node.get(key, default)
+        if value != default:
+            command += f" {shlex.quote(f'store.{key}={value}')}"
+    return command
 
 
 def _are_planned(begun: Mapping[int, list[str]], planned: Sequence[list[str]]) -> bool:
-    """Whether these jobs are among the planned: not with ``hydra.sweeper.params`` or
-    ``shuffle()``.
+    """Return whether the jobs are among the planned ones, which they are not with
+    ``hydra.sweeper.params`` or ``shuffle()``.
     """
-    shared = (
-        set.intersection(*map(set, planned)) if planned else set()
-    )  # Hydra may spell these otherwise
-    return all(
-        number < len(planned)
-        and set(planned[number]) - shared <= set(texts)
-        and set(map(key_of, texts)) <= set(map(key_of, planned[number]))
-        for number, texts in begun.items()
-    )
+    # Hydra may spell the overrides that all jobs have otherwise.
+    shared = set.intersection(*map(set, planned)) if planned else set()
+    for number, texts in begun.items():
+        if number >= len(planned):
+            return False
+        plan = planned[number]
+        if not set(plan) - shared <= set(texts):
+            return False
+        if not set(map(key_of, texts)) <= set(map(key_of, plan)):
+            return False
+    return True

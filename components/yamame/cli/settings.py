@@ -1,225 +1,305 @@
-"""What the settings of every recipe may be where no ``_target_`` takes them: the one place beside
-the YAML.
-
-Nested as the YAML files are, which give the defaults and say what each key means. A key has a type,
-or the class whose arguments the keys below it are; a `Node` has a ``_target_``, whose own
-annotations say the rest.
+"""Settings of every recipe: those that evaluate, export or report here, those that train in
+`yamame.cli.training_settings`.
 """
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, ClassVar
 
-from yamame.cli.validation import Node, Pattern
-from yamame.system.budget import Budget
+from yamame.checks import Bounds
+from yamame.cli.sections import (
+    FITS_64_BITS,
+    Config,
+    Count,
+    Device,
+    Integer,
+    Natural,
+    Node,
+    Section,
+    Side,
+    Target,
+    Text,
+    VerbatimText,
+)
+from yamame.cli.training_settings import (
+    DistillConfig,
+    DoctorConfig,
+    OfflineConfig,
+    PPOConfig,
+    ProbeConfig,
+    TrainConfig,
+)
 
-Count = Annotated[int, 1]
-"""An integer of at least 1."""
-Many = Annotated[int, range(1, 1_000_001)]
-"""How many are played side by side: a slip of the keyboard would ask for more memory than there
-is.
-"""
-_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "npu", "mtia", "xla")
-_IN_WORDS = f"one of {', '.join(_DEVICES)}, or as cuda:1 with its number"
-Device = Annotated[str, Pattern(f"({'|'.join(_DEVICES)})(:[0-9]+)?", _IN_WORDS)]
-"""Whether this machine has it is looked up later."""
-Free = dict[str, Any]
 
-_SCHEDULE = {
-    "num_envs": Many,
-    "batch_size": Count,
-    "max_grad_norm": float,
-    "warmup_updates": Annotated[int, 0],
-    "max_refused": float,
-    "average_decay": NotRequired[Annotated[float, 0] | None],
-    "autocast": Literal["bfloat16", "auto"] | None,
+class TrainedConfig(Config):
+    """Settings that `evaluate` and `play` have in common."""
+
+    open_keys: ClassVar[tuple[str, ...]] = ("env", "trials")
+
+    checkpoint: Text
+    """best, by its evaluation in training, or last."""
+    tracking_uri: Text
+    """MLflow store in which ids of runs are looked up."""
+    output: VerbatimText | None
+    """Directory of the results; null: a folder of the run directory, else of runs/."""
+    device: Device
+    """Device on which the agent acts: cpu, cuda, cuda:1."""
+    trust: list[Text]
+    """Packages whose classes and environments a run may name, as [mylab.]."""
+    max_steps: Count | None
+    """Steps after which an episode is cut; null: as in training, in play never."""
+    context_length: Count | None
+    """Timesteps that the agent remembers, where its encoder lets that be chosen; null: as in
+    training."""
+    env: Node
+    """Settings of the environment that differ from training, as env.size=13."""
+    trials: Node
+    """Settings of repeated trials that differ from training, as trials.num_trials=6."""
+    gamma: float | None
+    """Discount factor that acts, one of the trained ones; null: the last."""
+
+
+class EvaluateConfig(TrainedConfig):
+    """Settings of `evaluate`."""
+
+    run: VerbatimText | list[VerbatimText]
+    """A run directory, a checkpoint file or the id of an MLflow run; several as [runs/a,runs/b]."""
+    against: VerbatimText | list[VerbatimText] | None
+    """Other runs to compare with: how likely is a run better than one of these?"""
+    num_episodes: Side | None
+    """Held-out tasks, one complete episode each; null: as in training."""
+    num_envs: Side | None
+    """Environments that play the tasks, in rounds; null: as in training."""
+    seed: Natural | None
+    """Seed of the held-out tasks and of the agent's samples; null: as in training."""
+    greedy: bool | None
+    """Act by the most probable action instead of sampling; null: as in training."""
+    gamma_index: Integer | None
+    """Discount factor that acts, by its index."""
+    gammas: Text | None
+    """all: every trained discount factor acts once."""
+    control: bool
+    """Evaluate the same agent with its memory cleared at every step, too."""
+    attention: bool
+    """Draw where a Transformer attends during the first held-out episode."""
+    attention_steps: Integer
+    """Largest number of timesteps of such a picture."""
+    diagnose: Text | list[Text] | None
+    """Diagnoses of the memory: all, or of [recall, wiped, observable, probes]
+    (docs/howto/diagnose.md)."""
+    diagnose_twin: VerbatimText | None
+    """A run trained with env.observable=true, for the diagnosis observable."""
+    diagnose_steps: Count
+    """Largest number of timesteps of an episode that recall replaces, one after the other."""
+    confidence: float
+    """Confidence of all intervals."""
+
+
+class PlayConfig(TrainedConfig):
+    """Settings of `play`."""
+
+    run: VerbatimText
+    """A run directory, a checkpoint file or the id of an MLflow run."""
+    instruction: VerbatimText | None
+    """Goals in the notation of the environment, as "3,5 7,1"; null: read from the terminal."""
+    seed: Natural
+    """Seed of the task, of goals that are not given, and of the agent's samples."""
+    greedy: bool
+    """Act by the most probable action instead of sampling."""
+    picture: bool
+    """Draw every step, if the output is a terminal and the environment has a picture."""
+    width: Integer
+    """Characters per line of such a picture."""
+    video: Text
+    """gif or mp4; the latter needs: pip install 'yamame[video]'."""
+    fps: float
+    """Frames per second of the video."""
+
+
+class ExportConfig(Config):
+    """Settings of `export`."""
+
+    run: VerbatimText
+    """A run directory, a checkpoint file, the id of an MLflow run, a folder of this recipe or
+    zoo:NAME."""
+    path: VerbatimText
+    """A folder for weights, config.json and a model card; a file .pt2 (torch.export) or .onnx."""
+    checkpoint: Text
+    """best, by its evaluation in training, or last."""
+    tracking_uri: Text
+    """MLflow store in which ids of runs are looked up."""
+    trust: list[Text]
+    """Packages whose classes a run may name, as [mylab.]."""
+    mlflow: bool
+    """Write the folder of an MLflow model, for mlflow.pyfunc.load_model."""
+    small: bool
+    """Write what acting needs alone, with matrices in half precision."""
+    greedy: bool | None
+    """Of an MLflow model: act by the most probable action; null: as in evaluations of training."""
+    gamma: float | None
+    """Discount factor that acts in a file or an MLflow model; null: the last."""
+    context_length: Count | None
+    """Timesteps that a file remembers; null: as in training."""
+    num_streams: Side
+    """Streams that act side by side in a file."""
+
+
+class ReplayBatchConfig(Config):
+    """Settings of `replay_batch`."""
+
+    bundle: VerbatimText
+    """Stored update with NaN or Inf: a directory in <run>/nonfinite, or its file."""
+    device: Device
+    """Device of the computation: cpu, cuda, cuda:1."""
+    trust: list[Text]
+    """Packages whose classes and environments the bundle may name, as [mylab.]."""
+
+
+class SyncConfig(Config):
+    """Settings of `sync`."""
+
+    run: VerbatimText | list[VerbatimText]
+    """A run directory; several as [runs/a,runs/b]."""
+
+
+class ReportStore(Section):
+    """Runs to read."""
+
+    tracking_uri: Text | None
+    """MLflow store; null: the evidence alone, without a page."""
+    experiment: Text
+    """Experiment of MLflow, which is not one of the group experiment."""
+
+
+class ReportConfig(Config):
+    """Settings of `report`."""
+
+    runs: VerbatimText | list[VerbatimText] | None
+    """Name, pattern or id of runs, or several, as [maze-*,tmaze-0]; null: all of the experiment."""
+    directory: VerbatimText
+    """Directory of the page and its files, in place of an earlier report."""
+    base: VerbatimText | None
+    """Name or pattern of the runs to compare with; null: those with the fewest overrides."""
+    metric: VerbatimText | None
+    """Metric of evaluations, as length_mean (less is better); null: the expected one, else success,
+    else the return."""
+    thresholds: list[float]
+    """Fractions of full success, or of the expected result, whose first crossing is reported."""
+    strict: bool
+    """Exit with status 1 if an experiment is below what it expects, or was not measured."""
+    evidence: Text | None
+    """Folder of CSV files to which the numbers of these runs are added, as docs/results."""
+    tables: VerbatimText | list[VerbatimText] | None
+    """Markdown pages whose marked tables are filled from the evidence, as [README.md]."""
+    store: ReportStore
+    resampling: Target
+    """Intervals over seeds: Student's and Welch's below ten seeds, bootstrap above."""
+
+
+class SuiteSettings(Section):
+    """Tasks of a benchmark, and published results."""
+
+    title: Text
+    """Title of the table."""
+    key: Text
+    """Key that names a task on the command line."""
+    tiers: Node
+    """Tasks by tier, and the experiment that trains them."""
+    against: Text
+    """Column that verdicts compare with."""
+    published: Node
+    """Published results by column."""
+
+
+class LeaderboardStore(Section):
+    """Store in which runs are recorded."""
+
+    tracking_uri: Text
+    """MLflow store."""
+    experiment: Text
+    """Experiment of MLflow, which is not one of the group experiment."""
+
+
+class LeaderboardConfig(Config):
+    """Settings of `leaderboard`."""
+
+    first_word: ClassVar[str | None] = "suite"
+
+    suite: SuiteSettings
+    tier: Text
+    """Tasks and their experiment: a key of suite.tiers."""
+    seeds: list[Integer]
+    """Seeds of the runs of each task."""
+    overrides: list[VerbatimText]
+    """Overrides of every run, as [encoder=gru,device=cuda]."""
+    page: VerbatimText | None
+    """Markdown page whose marked table is replaced; null: leaderboard/<suite>-<tier>.md."""
+    only_check: bool
+    """List and check the runs, and train none."""
+    store: LeaderboardStore
+    resampling: Target
+    """Intervals of verdicts over several seeds."""
+
+
+class ContractSettings(Section):
+    """Published result to repeat, and the rule of the comparison."""
+
+    experiment: Text
+    """Experiment that trains the agents."""
+    endpoint: Text
+    """Score that is compared."""
+    margin: float
+    """Difference that still counts as repeated."""
+    source: Text
+    """Source of the published result."""
+    cost: Text
+    """Cost of the published experiment."""
+    published: Node
+    """Published scores by memory."""
+
+
+class ReproduceConfig(Config):
+    """Settings of `reproduce`."""
+
+    first_word: ClassVar[str | None] = "reproduce"
+
+    contract: ContractSettings
+    memory: Text
+    """A key of memories."""
+    edition: Text
+    """A key of editions; small: a tiny network and a few updates, to see that everything works."""
+    seeds: list[Integer]
+    """Seeds, trained one after the other."""
+    minutes: float | None
+    """Minutes of training in this call; the same command continues; null: until all is done."""
+    overrides: list[VerbatimText]
+    """Overrides of every run, as [device=cuda]."""
+    root: VerbatimText
+    """Directory of the runs, <root>/<experiment>-<memory>-<edition>-<seed>."""
+    first_task: Natural
+    """Seed of the first reported task; those of training have seeds of 64 bits."""
+    num_tasks: Side
+    """Reported tasks, one episode each, greedily, by the last checkpoint."""
+    num_resamples: Annotated[int, Bounds(least=2), FITS_64_BITS]
+    """Samples of the published bootstrap over seeds and tasks."""
+    memories: Node
+    """Overrides by memory."""
+    editions: Node
+    """Overrides by edition."""
+
+
+CONFIGS: dict[str, type[Config]] = {
+    "train": TrainConfig,
+    "offline": OfflineConfig,
+    "ppo": PPOConfig,
+    "distill": DistillConfig,
+    "doctor": DoctorConfig,
+    "probe": ProbeConfig,
+    "evaluate": EvaluateConfig,
+    "play": PlayConfig,
+    "export": ExportConfig,
+    "replay_batch": ReplayBatchConfig,
+    "sync": SyncConfig,
+    "report": ReportConfig,
+    "leaderboard": LeaderboardConfig,
+    "reproduce": ReproduceConfig,
 }
-_OFF_POLICY = {"anneal_lr": bool, "cuda_graph": bool, "compile": bool}
-_FROM_REPLAY = _OFF_POLICY | {"learning_starts": Annotated[int, 0]}
-_TRAINING = {
-    "seed": Annotated[int, 0],
-    "device": Device,
-    "float32_matmul_precision": Literal["highest", "high", "medium"],
-    "resume": Literal["auto"] | bool | None,
-    "trust": list[str],
-    "context_length": Count,
-    "run": {"name": str | int | None, "root": str, "overwrite": bool},
-    "budget": Budget,
-    "evaluation": {
-        "num_episodes": Many,
-        "interval": Count,
-        "seed": Annotated[int, 0],
-        "greedy": bool,
-        "num_envs": Many | None,
-        "max_steps": Count | None,
-        "video_frames": Count,
-        "env": Free,
-    },
-    "checkpoint": {"interval": Count, "keep": Count},
-    "agent": {
-        "gammas": list[float],
-        "multi_gamma": bool,
-        "probability_floor": float,
-        "box_distribution": Literal["tanh_normal", "beta"],
-        **dict.fromkeys(("actor", "critic", "returns", "loss"), Node),
-    },
-    "callbacks": Free,
-    "expected": Free | None,
-    "trials": NotRequired[Node],
-    **dict.fromkeys(
-        ("timestep_encoder", "goal_encoder", "encoder", "relabel", "exploration"), Node
-    ),
-    **dict.fromkeys(("optimizer", "logger", "env"), Node),
-    **dict.fromkeys(("packing", "workers"), Node | None),
-}
-_DATA = {
-    "path": str | list[str] | None,
-    "source": Node | None,
-    "weight": float,
-    "final_weight": float | None,
-    "anneal": Count,
-    "anneal_by": Literal["env_steps", "updates"],
-}
-_TRAINED = {
-    "checkpoint": str,
-    "tracking_uri": str,
-    "output": str | None,
-    "device": Device,
-    "trust": list[str],
-    "max_steps": Count | None,
-    "context_length": Count | None,
-    "env": Free,
-    "trials": Free,
-    "gamma": float | None,
-}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "train": _TRAINING
-    | {
-        "schedule": _SCHEDULE
-        | _FROM_REPLAY
-        | {
-            "steps_per_iteration": Count,
-            "updates_per_step": Annotated[float, 0],
-            "offline_updates": Annotated[int, 0],
-        },
-        "replay": Node,
-        "data": _DATA,
-        "collector": Node,
-        "window": Node | None,
-    },
-    "offline": _TRAINING
-    | {
-        "schedule": _SCHEDULE | _OFF_POLICY | {"updates_per_iteration": Count},
-        "data": _DATA,
-        "window": Node | None,
-    },
-    "ppo": _TRAINING | {"schedule": _SCHEDULE | {"steps_per_iteration": Count, "epochs": Count}},
-    "distill": _TRAINING
-    | {
-        "schedule": _SCHEDULE | _FROM_REPLAY | {"updates_per_iteration": Count},
-        "replay": Node,
-        "source": {"horizon": Count, "subsample": Count, "env": Free, "learner": Node},
-    },
-    "evaluate": _TRAINED
-    | {
-        "run": str | list[str],
-        "against": str | list[str] | None,
-        "num_episodes": Many | None,
-        "num_envs": Many | None,
-        "seed": Annotated[int, 0] | None,
-        "greedy": bool | None,
-        "gamma_index": int | None,
-        "gammas": str | None,
-        "control": bool,
-        "attention": bool,
-        "attention_steps": int,
-        "diagnose": str | list[str] | None,
-        "diagnose_twin": str | None,
-        "diagnose_steps": Count,
-        "confidence": float,
-    },
-    "play": _TRAINED
-    | {
-        "run": str,
-        "instruction": str | None,
-        "seed": Annotated[int, 0],
-        "greedy": bool,
-        "picture": bool,
-        "width": int,
-        "video": str,
-        "fps": float,
-    },
-    "replay_batch": {"bundle": str, "device": Device, "trust": list[str]},
-    "report": {
-        "runs": str | list[str] | None,
-        "directory": str,
-        "base": str | None,
-        "metric": str | None,
-        "thresholds": list[float],
-        "strict": bool,
-        "evidence": str | None,
-        "tables": str | list[str] | None,
-        "store": {"tracking_uri": str | None, "experiment": str},
-        "resampling": Node,
-    },
-    "leaderboard": {
-        "suite": {
-            "title": str,
-            "key": str,
-            "tiers": dict[str, Any],
-            "against": str,
-            "published": dict[str, Any],
-        },
-        "tier": str,
-        "seeds": list[int],
-        "overrides": list[str],
-        "page": str | None,
-        "only_check": bool,
-        "store": {"tracking_uri": str, "experiment": str},
-        "resampling": Node,
-    },
-    "reproduce": {
-        "contract": {
-            "experiment": str,
-            "endpoint": str,
-            "margin": float,
-            "source": str,
-            "cost": str,
-            "published": dict[str, Any],
-        },
-        "memory": str,
-        "edition": str,
-        "seeds": list[int],
-        "minutes": float | None,
-        "overrides": list[str],
-        "root": str,
-        "first_task": Annotated[int, 0],
-        "num_tasks": Many,
-        "num_resamples": Annotated[int, 2],
-        "memories": dict[str, Any],
-        "editions": dict[str, Any],
-    },
-    "sync": {"run": str | list[str]},
-    "export": {
-        "run": str,
-        "path": str,
-        "checkpoint": str,
-        "tracking_uri": str,
-        "trust": list[str],
-        "mlflow": bool,
-        "small": bool,
-        "greedy": bool | None,
-        "gamma": float | None,
-        "context_length": Count | None,
-        "num_streams": Many,
-    },
-}
-SETTINGS["doctor"] = SETTINGS["train"] | {"measure": {"seconds": Annotated[float, 1]}}
-SETTINGS["probe"] = SETTINGS["train"] | {
-    "probe": {
-        "windows": list[Count | None],
-        "seeds": list[Annotated[int, 0]],
-        "margin": Annotated[float, 0],
-        "confidence": Annotated[float, 0],
-        "settings": list[str],
-    }
-}
-"""By the name of the main YAML file."""
+"""Models of the recipes, by the name of the main YAML file."""

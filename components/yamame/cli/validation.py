@@ -1,253 +1,394 @@
-"""What a setting may be, told from annotations alone, before anything is built.
+"""Checks of a plain configuration against models of settings and signatures of classes.
 
-The type of a setting is the annotation of the parameter that takes it: of the class or function
-that a ``_target_`` names, or what `yamame.cli.settings` says. ``Annotated[int, 1]`` stands for an
-integer of at least 1, ``Annotated[int, range(1, 9)]`` for one of these, and
-``Annotated[str, Pattern(...)]`` for a text that a pattern matches.
+Every wrong value is reported, and nothing is built. The type of a setting is the annotation of the
+field in `yamame.cli.settings`, or of the parameter of the class that a ``_target_`` names.
 """
 
 import inspect
-import re
-import sys
 import types
 import typing
 from collections import abc
-from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
 
-from yamame.checks import UsageError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from yamame.checks import Bounds, SettingError, UsageError
+from yamame.cli.sections import (
+    FITS_64_BITS,
+    LARGEST_INTEGER,
+    PRINTABLE,
+    Node,
+    Rule,
+    Section,
+)
+from yamame.files.trusted import SPECIAL
 from yamame.system.messages import format_value
 
-_TEXTS = {
+_WORDS = {
     bool: "true or false",
     int: "an integer",
     float: "a number",
-    str: "a text",
+    str: "a string",
     types.NoneType: "null",
 }
-_LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
 _LISTS = (list, tuple, abc.Sequence, abc.Collection, abc.Iterable)
-_MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
+_MAPPINGS = (dict, abc.Mapping, abc.MutableMapping, Node)
+_SPECIAL_TYPES: dict[str, Any] = {
+    "_partial_": bool,
+    "_recursive_": bool,
+    "_convert_": Literal["none", "partial", "object", "all"],
+    "_args_": list,
+}
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+class ForeignArgumentError(SettingError):
+    """A key below a ``_target_`` that is no argument of it."""
+
+
+class SettingsError(UsageError):
+    """Several wrong settings, each a line of the message.
+
+    Args:
+        problems: An error for each.
+    """
+
+    def __init__(self, problems: Sequence[UsageError]) -> None:
+        super().__init__(problems)
+        self.problems = tuple(problems)
+
+    def describe(self) -> str:
+        """Return the message without the source."""
+        return "\n".join(map(str, self.problems))
+
+
+def raise_any(problems: Sequence[UsageError]) -> None:
+    """Raise a problem, or all of them as one error, if there are any."""
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise SettingsError(problems)
+
+
+def validated(
+    model: type[AnySection], values: Mapping[str, Any], *, overridden: Collection[str] = ()
+) -> AnySection:
+    """Return plain data as typed settings.
+
+    Args:
+        model: Model of the configuration.
+        values: The whole configuration as plain data.
+        overridden: Keys that the command line set. Of the keys without a field, these are refused;
+            others are dropped, for a preset may set what another recipe takes.
+
+    Raises:
+        SettingError: A value is wrong.
+        SettingsError: Several are; it has all of them.
+
+    >>> from yamame.cli.settings import SyncConfig
+    >>> validated(SyncConfig, {"run": "runs/mine"}).run
+    'runs/mine'
+    >>> validated(SyncConfig, {"run": 3})
+    Traceback (most recent call last):
+    yamame.checks.SettingError: run: must be a string or a list, each a string, got 3
+    """
+    problems: list[UsageError] = []
+    settings = check_section(model, values, problems, overridden=overridden)
+    raise_any(problems)
+    assert settings is not None
+    return settings
+
+
+def check_section(
+    model: type[AnySection],
+    values: Mapping[str, Any],
+    problems: list[UsageError],
+    *,
+    overridden: Collection[str] = (),
+) -> AnySection | None:
+    """As `validated`, but append what is wrong to ``problems`` and return None then."""
+    try:
+        # As a node, so that nodes inside know their keys.
+        return model.model_validate(Node.of(values), context=overridden)
+    except ValidationError as error:
+        problems += _problems(model, values, error)
+        return None
+
+
+def shape_problems(model: type[Section], values: Mapping[str, Any]) -> Iterator[SettingError]:
+    """Yield sections that are no mappings, of a configuration that is not resolved yet."""
+    for name, hint in fields_of(model).items():
+        if is_section(hint) and name in values and not isinstance(values[name], Mapping):
+            yield SettingError(name, values[name], f"be {describe(hint)}")
+
+
+def _problems(
+    model: type[Section], values: Mapping[str, Any], error: ValidationError
+) -> Iterator[UsageError]:
+    """Yield one problem per key: pydantic has one per member of a union."""
+    known = set()
+    for details in error.errors(include_url=False):
+        path, hint = _field_at(model, details["loc"])
+        key = ".".join(path)
+        # The first error of a key stands for it.
+        if key in known:
+            continue
+        known.add(key)
+
+        value: Any = values
+        for name in path:
+            value = value.get(name)
+        if details["type"] == "missing":
+            yield UsageError(f"{key}: must be given, got ~{key}")
+        elif details["type"] == "extra_forbidden":
+            yield SettingError(key, value, "be a setting of this recipe")
+        elif details["type"] == "condition":
+            yield SettingError(key, value, details["ctx"]["condition"])
+        else:
+            yield SettingError(key, value, f"be {describe(hint, value)}")
+
+
+def _field_at(model: type[Section], location: tuple[int | str, ...]) -> tuple[list[str], Any]:
+    """Return the keys of a field, and its annotation, by the location of an error in it."""
+    path: list[str] = []
+    hint: Any = model
+    for part in location:
+        # Further parts are members of a union, or indices of a list.
+        if not is_section(hint):
+            break
+        path.append(str(part))
+        hint = fields_of(hint).get(str(part))
+    return path, hint
+
+
+def is_section(hint: Any) -> bool:
+    """Return whether an annotation is a model of settings."""
+    return inspect.isclass(hint) and issubclass(hint, Section)
+
+
+@cache
+def fields_of(model: type[Section]) -> dict[str, Any]:
+    """Return the annotations of a model's fields by name, in order."""
+    hints = typing.get_type_hints(model, include_extras=True)
+    return {name: hints[name] for name in model.model_fields}
+
+
+# Arguments of a _target_.
 
 
 def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a function or constructor, by name.
-
-    A class is asked for its ``__init__``: metaclasses, as TorchRL's, hide the signature of the
-    class itself.
-    """
+    """Return the parameters of a function or constructor by name."""
     if not inspect.isclass(target):
         return dict(inspect.signature(target).parameters)
-    parameters = dict(inspect.signature(target.__init__).parameters)
-    del parameters[next(iter(parameters))]
-    return parameters
+    # Metaclasses, as TorchRL's, hide the signature of the class itself.
+    parameters = list(inspect.signature(target.__init__).parameters.values())
+    return {parameter.name: parameter for parameter in parameters[1:]}
 
 
-class Pattern(NamedTuple):
-    """What the whole of a text must match, and how a message says it."""
+def argument_problems(
+    target: Callable[..., Any], values: Mapping[str, Any], key: str
+) -> Iterator[SettingError]:
+    """Yield the arguments that a target does not take, or not with this value.
 
-    regex: str
-    words: str
-
-
-class Node:
-    """The type of a setting that has a ``_target_``."""
-
-
-def check_settings(settings: Mapping[str, Any], values: Mapping[str, Any], key: str = "") -> None:
-    """Refuses values that settings cannot have; keys that are not among them are not looked at.
-
-    Args:
-        settings: Types by key (``NotRequired`` if it may be absent); of a group, such a mapping
-            again, or a class whose arguments are the keys.
-        values: Plain configuration.
-        key: Where it stands in the whole configuration.
-
-    Raises:
-        UsageError: Names the key, what it must be, and the value.
-
-    >>> check_settings({"seed": int, "run": {"name": str | None}}, {"seed": 0, "run": {"name": None}})
-    """
-    check_groups(settings, values, key)
-    for name, hint in settings.items():
-        full = f"{key}.{name}" if key else name
-        if typing.get_origin(hint) is NotRequired:
-            if name not in values:
-                continue
-            (hint,) = typing.get_args(hint)
-        if name not in values:
-            raise UsageError(f"{full}: must be given, got ~{full}")
-        value = values[name]
-        if isinstance(hint, Mapping):
-            check_settings(hint, value, full)
-        elif _is_ours(hint):
-            check_arguments(hint, value, full)
-            try:
-                hint(**value)
-            except (TypeError, ValueError) as error:
-                raise UsageError(f"{full}: {error}") from error
-        else:
-            _check(full, value, hint)
-
-
-def check_groups(settings: Mapping[str, Any], values: Mapping[str, Any], key: str = "") -> None:
-    """Refuses a value in the place of a group, into which interpolations may lead."""
-    for name, hint in settings.items():
-        below = _below(hint)
-        if below and name in values and not isinstance(values[name], Mapping):
-            full = f"{key}.{name}" if key else name
-            raise UsageError(
-                f"{full}: must be a mapping with {', '.join(below)}, got {format_value(values[name])}"
-            )
-
-
-def undeclared(values: Mapping[str, Any], settings: Mapping[str, Any], key: str = "") -> list[str]:
-    """Keys of a configuration, but for those below a target or in free data, of which nothing says
-    what they may be.
-    """
-    missing = [f"{key}{name}" for name in values if name not in settings]
-    for name in values.keys() & settings.keys():
-        below = _below(settings[name])
-        if below and isinstance(values[name], Mapping):
-            missing += undeclared(values[name], below, f"{key}{name}.")
-    return missing
-
-
-def _below(hint: Any) -> Mapping[str, Any]:
-    """The keys of a group; none where a setting is no group."""
-    return hint if isinstance(hint, Mapping) else parameters_of(hint) if _is_ours(hint) else {}
-
-
-def _is_ours(hint: Any) -> bool:
-    return inspect.isclass(hint) and hint.__module__.startswith("yamame.") and hint is not Node
-
-
-def check_arguments(target: Callable[..., Any], values: Mapping[str, Any], key: str) -> None:
-    """Refuses arguments of other types than the annotations'; the default of an argument is always
-    one.
-
-    Where the annotations cannot be told, nothing is refused.
+    The default of a parameter is always accepted. Where annotations cannot be resolved, values are
+    not checked.
 
     Args:
         target: A function or class.
-        values: Some of its arguments by name.
-        key: Where they stand in the configuration.
-
-    Raises:
-        UsageError: Names the key, what it must be, and the value.
+        values: Some of its arguments by name, and keys of Hydra such as ``_partial_``.
+        key: Dotted key of the node.
     """
-    try:
-        hints = _hints_of(target)
-    except (
-        NameError,
-        TypeError,
-    ):  # names that only a type checker imports, and functions written in C
-        return
     parameters = parameters_of(target)
-    for name in parameters.keys() & values.keys() & hints.keys():
-        value, default = values[name], parameters[name].default
-        if type(value) is not type(default) or value != default:
-            _check(f"{key}.{name}", value, hints[name])
+    kinds = {parameter.kind for parameter in parameters.values()}
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+    checkers = _checkers_of(target)
+    name_of_target = values.get("_target_", target.__name__)
+    # The first unknown argument lists the known ones.
+    known = f" ({', '.join(parameters)})"
+    for name, value in values.items():
+        if name in SPECIAL:
+            continue
+        if name not in parameters and not takes_any:
+            yield ForeignArgumentError(
+                f"{key}.{name}", value, f"be an argument of {name_of_target}{known}"
+            )
+            known = ""
+        # Defaults of other libraries do not always fit their own annotations.
+        if name not in checkers or _is_default(value, parameters[name]):
+            continue
+        hint, checker = checkers[name]
+        if not _is_valid(checker, value):
+            yield SettingError(f"{key}.{name}", value, f"be {describe(hint, value)}")
+
+
+def special_problems(node: Mapping[str, Any], key: str) -> Iterator[SettingError]:
+    """Yield the keys of Hydra in a node, such as ``_partial_``, that have a wrong value."""
+    for name, hint in _SPECIAL_TYPES.items():
+        if name in node and not _is_valid(_checker(hint), node[name]):
+            yield SettingError(f"{key}.{name}", node[name], f"be {describe(hint)}")
+
+
+def _is_default(value: Any, parameter: inspect.Parameter) -> bool:
+    return type(value) is type(parameter.default) and value == parameter.default
+
+
+def _is_valid(checker: TypeAdapter[Any], value: Any) -> bool:
+    try:
+        checker.validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+@cache
+def _checkers_of(target: Callable[..., Any]) -> dict[str, tuple[Any, TypeAdapter[Any]]]:
+    """Return annotation and checker of each parameter; none if annotations cannot be resolved."""
+    checkers = {}
+    parameters = parameters_of(target)
+    for name, hint in hints_of(target).items():
+        if name in parameters:
+            checkers[name] = (hint, _checker(hint))
+    return checkers
+
+
+def _checker(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(_strict_type(hint), config=_STRICT)
+
+
+def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a function or constructor; none if they cannot be resolved."""
+    function = target.__init__ if inspect.isclass(target) else target
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):
+        # Names that only a type checker imports, and functions written in C.
+        return {}
 
 
 def free_data_of(target: Callable[..., Any]) -> set[str]:
-    """Parameters that take any mapping as it is, which therefore holds no nodes."""
-    try:
-        hints = _hints_of(target)
-    except (NameError, TypeError):
-        return set()
-    return {name for name, hint in hints.items() if _is_free(hint)}
+    """Return the parameters that take any mapping, which therefore holds no nodes."""
+    return {name for name, hint in hints_of(target).items() if _is_free(hint)}
 
 
 def _is_free(hint: Any) -> bool:
-    parts = _alternatives(hint)
-    if len(parts) > 1:
-        return any(_is_free(part) for part in parts)
+    members = _members(hint)
+    if len(members) > 1:
+        return any(_is_free(member) for member in members)
     return typing.get_origin(hint) in _MAPPINGS and typing.get_args(hint)[1] is Any
 
 
-def _hints_of(target: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a function or constructor."""
-    return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+def _strict_type(hint: Any) -> Any:
+    """Return the type that the YAML value of a parameter has.
 
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a plain value may be what an annotation says; where this is no plain type, it may
-    unless it is one.
-
-    >>> fits(1, float), fits(True, float), fits("no", bool), fits(None, int | None), fits([1], list[str])
-    (True, False, False, True, False)
+    Lists stand for all sequences, and a node with a ``_target_`` for an object that is built.
     """
-    parts, kind = _alternatives(hint), typing.get_origin(hint) or hint
-    if len(parts) > 1:
-        return any(fits(value, part) for part in parts)
+    kind = typing.get_origin(hint) or hint
+    arguments = typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        return typing.Union[tuple(_strict_type(member) for member in arguments)]  # noqa: UP007
     if kind is Annotated:
-        inner, bound = typing.get_args(hint)
-        if isinstance(bound, Pattern):
-            return fits(value, inner) and re.fullmatch(bound.regex, value) is not None
-        return fits(value, inner) and (
-            value in bound if isinstance(bound, range) else bool(value >= bound)
-        )
-    if kind is Literal:
-        return value in typing.get_args(hint)
-    if kind in (int, float):
-        return (
-            isinstance(value, int | kind)
-            and not isinstance(value, bool)
-            and abs(value) <= _LARGEST[kind]
-        )
+        return Annotated[(_strict_type(arguments[0]), *arguments[1:])]
+    # Larger integers and odd strings reach C++ and files, which fail in ways of their own.
+    if kind is int:
+        return Annotated[int, FITS_64_BITS]
     if kind is str:
-        return isinstance(value, str) and value.isprintable() and value != ""
-    if kind in _TEXTS:
-        return isinstance(value, kind)
+        return Annotated[str, PRINTABLE]
     if kind in _LISTS:
-        inside = typing.get_args(hint)[:1]
-        return isinstance(value, list) and all(
-            fits(item, part) for part in inside for item in value
-        )
+        return list[_strict_type(arguments[0])] if arguments else list  # type: ignore[misc]
     if kind in _MAPPINGS:
-        return isinstance(value, Mapping)
-    plain = isinstance(value, bool | int | float | str | list | None)
-    if isinstance(value, Mapping) and inspect.isclass(kind):
+        return dict
+    if kind in _WORDS or kind is Literal:
+        return hint
+    if inspect.isclass(kind) and kind is not object:
+        return Annotated[Any, Rule("", lambda value: _may_become(value, kind))]
+    return Any
+
+
+def _may_become(value: Any, kind: type) -> bool:
+    """Return whether a plain value is an object of a class, or a node that may build one."""
+    if isinstance(value, Mapping):
         return "_target_" in value
-    return kind is Any or not (inspect.isclass(kind) and plain) or isinstance(value, kind)
+    # Objects that exist only at run time are checked by the class itself.
+    is_plain = isinstance(value, bool | int | float | str | list | None)
+    return not is_plain or isinstance(value, kind)
 
 
-def _alternatives(hint: Any) -> Collection[Any]:
-    """The members of a union, or the one hint."""
+# Types in words.
+
+
+def describe(hint: Any, value: Any = None) -> str:
+    """Return a type in words that follow "must be".
+
+    Args:
+        hint: Annotation of a setting.
+        value: A value that is refused; it may break a rule that goes without saying.
+
+    >>> describe(Annotated[int, Bounds(least=1)] | None), describe(str, "\\n")
+    ('an integer of at least 1 or null', 'a string of printable characters')
+    """
+    texts = []
+    for member in _members(hint):
+        text = _describe_member(member)
+        # These rules go without saying, so they are mentioned only where they are broken.
+        if text == _WORDS[str] and isinstance(value, str):
+            text += " of printable characters"
+        elif text.startswith(_WORDS[int]) and _is_too_large(value):
+            text += " with 64 bits"
+        if text not in texts:
+            texts.append(text)
+    return " or ".join(texts)
+
+
+def _is_too_large(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) > LARGEST_INTEGER
+
+
+def _members(hint: Any) -> Collection[Any]:
+    """Return the members of a union, or the one annotation."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if is_union else (hint,)
 
 
-def _check(key: str, value: Any, hint: Any) -> None:
-    if not fits(value, hint):
-        texts = dict.fromkeys(_text(part) for part in _alternatives(hint))
-        if isinstance(value, str) and _TEXTS[str] in texts:
-            texts[_TEXTS[str]] = " of printable signs"
-        elif isinstance(value, int) and abs(value) > _LARGEST[int]:
-            texts[_TEXTS[int]] = " of 64 bits"
-        words = [text + (more or "") for text, more in texts.items()]
-        raise UsageError(f"{key}: must be {' or '.join(words)}, got {format_value(value)}")
-
-
-def _text(hint: Any) -> str:
-    """A type in words."""
-    kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if kind is Annotated and isinstance(parts[1], Pattern):
-        return parts[1].words
-    if kind is Annotated and isinstance(parts[1], range):
-        return f"{_text(parts[0])} in {parts[1][0]}..{parts[1][-1]}"
+def _describe_member(hint: Any) -> str:
+    kind = typing.get_origin(hint) or hint
+    arguments = typing.get_args(hint)
     if kind is Annotated:
-        return f"{_text(parts[0])} of at least {parts[1]}"
+        return _describe_annotated(*arguments)
     if kind is Literal:
-        return f"one of {', '.join(map(format_value, parts))}"
+        return f"one of {', '.join(map(format_value, arguments))}"
     if kind in _LISTS:
-        items = [part for inside in parts[:1] for part in _alternatives(inside)]
-        if any(typing.get_origin(item) is Annotated for item in items):
-            return f"a list, each {' or '.join(map(_text, items))}"
-        return "a list of numbers" if parts[:1] == (float,) else "a list"
-    if kind is Node:
-        return "a mapping with a _target_"
-    return _TEXTS.get(
-        kind, "a mapping" if kind in _MAPPINGS else str(getattr(hint, "__name__", hint))
-    )
+        return f"a list, each {describe(arguments[0])}" if arguments else "a list"
+    if kind in _MAPPINGS:
+        return "a mapping"
+    if is_section(kind):
+        return f"a mapping with {', '.join(fields_of(kind))}"
+    return _WORDS.get(kind) or str(getattr(hint, "__name__", hint))
+
+
+def _describe_annotated(hint: Any, *metadata: Any) -> str:
+    text = _describe_member(hint)
+    for each in metadata:
+        if isinstance(each, Rule) and each.words:
+            text = each.words
+        elif isinstance(each, Bounds):
+            text = f"{text} {_describe_bounds(each)}"
+    return text
+
+
+def _describe_bounds(bounds: Bounds) -> str:
+    if bounds.least is not None and bounds.most is not None:
+        return f"from {bounds.least:,} to {bounds.most:,}"
+    limits = []
+    if bounds.least is not None:
+        limits.append(f"of at least {bounds.least:,}")
+    if bounds.above is not None:
+        limits.append(f"above {bounds.above:,}")
+    if bounds.most is not None:
+        limits.append(f"of at most {bounds.most:,}")
+    if bounds.below is not None:
+        limits.append(f"below {bounds.below:,}")
+    return " and ".join(limits)

@@ -1,8 +1,7 @@
-"""Trained agents outside of training: loading, acting for many streams, folders to send, exported
-graphs.
+"""Trained agents outside of training: loading, acting for many sessions, folders, exported graphs.
 
-Base dependencies alone. The environment of training is not needed, for the file says what is
-observed and done.
+Only the base dependencies are needed. The environment of training is not, because the file of an
+agent describes its observations and actions.
 """
 
 from yamame.deploy.agent import DeployedAgent as DeployedAgent

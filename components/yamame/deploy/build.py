@@ -1,81 +1,42 @@
-"""An agent from plain data: the nodes of a configuration that say what it is made of, its specs and
-its weights.
+"""Agents from plain data: the sections of a configuration, specs and weights.
 
-The names in the nodes are checked against `yamame.files.trusted` before anything is imported.
-Recipes assemble the same parts through Hydra (`yamame.runs.build`).
+The names in the sections are checked against `yamame.files.trusted` before anything is imported.
+Neither Hydra nor OmegaConf is needed.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torchrl.data import Composite, TensorSpec
 
 from yamame.agent import InContextAgent
-from yamame.checks import UsageError
+from yamame.agent.assembly import KEYS, agent_arguments
+from yamame.checks import SettingError, UsageError, at_key, require_setting
 from yamame.deploy.interface import STRANGE, Interface
+from yamame.files.building import build_node
 from yamame.files.trusted import check_file, locate, prefixes_of, without_foreign_weights
-from yamame.system.messages import format_value, one_line
+from yamame.system.messages import one_line
 
 _LEARNING = ("critic.", "critic_encoder.", "returns.")
-"""Parts of an agent that only learning needs."""
+"""Prefixes of weights that acting does not need."""
 PARTS = ("agent", "encoder", "timestep_encoder", "goal_encoder")
-"""The keys of a configuration that say what an agent is made of."""
-
-
-def assemble(
-    config: Mapping[str, Any],
-    observation_spec: Composite,
-    action_spec: TensorSpec,
-    *,
-    instantiate: Callable[[Any], Any],
-    loss: Callable[..., Any],
-) -> InContextAgent:
-    """The agent of a configuration, with new weights.
-
-    Args:
-        config: Has the keys `PARTS`.
-        observation_spec: As for `InContextAgent`.
-        action_spec: As for `InContextAgent`.
-        instantiate: Builds what a node describes.
-        loss: The class of the loss, which says whether the critics share the actor's encoder.
-    """
-    heads = config["agent"]
-    return InContextAgent(
-        observation_spec,
-        action_spec,
-        timestep_encoder=instantiate(config["timestep_encoder"]),
-        goal_encoder=instantiate(config["goal_encoder"]),
-        trajectory_encoder=instantiate(config["encoder"]),
-        actor=instantiate(heads["actor"]),
-        critic=instantiate(heads["critic"]),
-        returns=instantiate(heads["returns"]),
-        gammas=learned_gammas(config),
-        probability_floor=heads["probability_floor"],
-        box_distribution=heads["box_distribution"],
-        share_encoders=getattr(loss, "shares_encoder", True),
-    )
-
-
-def learned_gammas(config: Mapping[str, Any]) -> list[float]:
-    """The discount factors that the agent has policies for: all, or the last alone."""
-    gammas = [float(gamma) for gamma in config["agent"]["gammas"]]
-    return gammas if config["agent"]["multi_gamma"] else gammas[-1:]
+"""Sections of a configuration that describe an agent."""
 
 
 def check_device(device: Any) -> Any:
-    """The device itself, if this machine has it.
+    """Return a device unchanged if this machine has it.
 
     Raises:
-        UsageError: It has not.
+        SettingError: The device is not available.
     """
     try:
-        torch.zeros(1, device=device).item()  # which "meta" cannot
+        # Reading a value back finds devices without data, such as "meta".
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"device: must be available, got {device!r}: {reason}") from error
+        reason = one_line(error)
+        raise SettingError("device", device, "be available", remedy=reason) from error
     return device
 
 
@@ -86,30 +47,34 @@ def build_agent(
     context_length: int | None = None,
     trust: Sequence[str] = (),
 ) -> InContextAgent:
-    """The agent of a configuration in plain data, with new weights, in evaluation mode.
+    """Build the agent of a configuration in plain data, with new weights, in evaluation mode.
 
     Args:
-        config: Has the keys `PARTS`; further ones are not looked at.
-        interface: What it observes and does.
-        context_length: Timesteps that it remembers; None: as the configuration says.
-        trust: Packages whose classes may be named beside ours, as ``["mylab."]``.
+        config: Mapping with the sections `PARTS`; further ones are ignored.
+        interface: Observations and actions of the agent.
+        context_length: Timesteps of its memory; None for the number in the configuration.
+        trust: Packages whose classes may be named besides Yamame's, as ``["mylab."]``.
 
     Raises:
-        UsageError: A part is missing, names what it must not, or refuses its arguments.
+        UsageError: A section is missing, names a class that it must not, or has wrong arguments.
     """
-    missing = [name for name in PARTS if not isinstance(config.get(name), Mapping)]
-    if missing:
-        raise UsageError(f"the configuration must hold {', '.join(PARTS)}, it has no {missing[0]}")
-    parts = without_foreign_weights({name: config[name] for name in PARTS})
+    for name in PARTS:
+        if not isinstance(config.get(name), Mapping):
+            raise UsageError(f"the configuration must hold {', '.join(PARTS)}, it has no {name}")
+    sections = without_foreign_weights({name: config[name] for name in PARTS})
     prefixes = prefixes_of(trust)
-    check_file(parts, prefixes)
+    # All names are checked first: importing a module executes it.
+    check_file(sections, prefixes)
     if context_length is not None:
-        parts["encoder"] = _remembering(parts["encoder"], context_length, prefixes)
-    build = partial(_instantiate, trust=prefixes)
+        sections["encoder"] = _with_context_length(sections["encoder"], context_length, prefixes)
+
+    build = partial(build_node, trust=prefixes)
+    specs = interface.observation_spec, interface.action_spec
     try:
-        loss = locate(parts["agent"]["loss"]["_target_"], "agent.loss", prefixes)
-        specs = interface.observation_spec, interface.action_spec
-        return assemble(parts, *specs, instantiate=build, loss=loss).eval()
+        loss = locate(sections["agent"]["loss"]["_target_"], "agent.loss", prefixes)
+        arguments = agent_arguments(sections, build, loss=loss)
+        with at_key("agent", KEYS):
+            return InContextAgent(*specs, **arguments).eval()
     except UsageError:
         raise
     except STRANGE as error:
@@ -118,79 +83,89 @@ def build_agent(
         ) from error
 
 
-def _remembering(node: Mapping[str, Any], length: Any, trust: Sequence[str]) -> dict[str, Any]:
-    """The node of an encoder that remembers so many timesteps; refuses one that lets no number be
-    chosen.
+def _with_context_length(
+    section: Mapping[str, Any], length: Any, trust: Sequence[str]
+) -> dict[str, Any]:
+    """Return the section of an encoder with another context length.
+
+    Raises:
+        UsageError: The length is not a positive integer, or the encoder does not take one.
     """
-    if type(length) is not int or length < 1:
-        raise UsageError(
-            f"context_length must be a whole number of at least 1, got {format_value(length)}"
-        )
-    target = locate(node["_target_"], "encoder", trust)
+    is_length = type(length) is int and length >= 1
+    require_setting("context_length", length, is_length, "be a whole number of at least 1")
+
+    target = locate(section["_target_"], "encoder", trust)
     parameters = inspect.signature(target).parameters
-    if "context_length" not in parameters and not any(
-        p.kind is p.VAR_KEYWORD for p in parameters.values()
-    ):
-        name = str(node["_target_"]).rpartition(".")[2]
-        raise UsageError(
-            f"context_length must be left out, for {name} has a memory of one size, got {length}"
-        )
-    return {**node, "context_length": length}
-
-
-def _instantiate(node: Any, *, trust: Sequence[str], key: str = "agent") -> Any:
-    """Builds a node with ``_target_`` and the nodes in it; with ``_partial_``, a function that
-    takes the rest.
-    """
-    if isinstance(node, list):
-        return [_instantiate(item, trust=trust, key=key) for item in node]
-    if not isinstance(node, Mapping):
-        return node
-    arguments = {
-        name: _instantiate(value, trust=trust, key=f"{key}.{name}")
-        for name, value in node.items()
-        if name not in ("_target_", "_partial_")
-    }
-    if "_target_" not in node:
-        return arguments
-    target = locate(node["_target_"], key, trust)
-    return partial(target, **arguments) if node.get("_partial_", False) else target(**arguments)
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    name = section["_target_"].rpartition(".")[2]
+    require_setting(
+        "context_length",
+        length,
+        takes_any or "context_length" in parameters,
+        f"be left out, for {name} has a memory of one size",
+    )
+    return {**section, "context_length": length}
 
 
 def for_acting(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """What acting needs of an agent's ``state_dict``, with matrices in half the precision."""
-    return {
-        name: value.half() if value.is_floating_point() and value.ndim > 1 else value
-        for name, value in weights.items()
-        if not name.startswith(_LEARNING)
-    }
+    """Return the weights that acting needs, with matrices in half precision.
+
+    Args:
+        weights: ``state_dict`` of an agent.
+    """
+    kept = {}
+    for name, value in weights.items():
+        if name.startswith(_LEARNING):
+            continue
+        # Vectors, such as gains and statistics, are small and keep their precision.
+        is_matrix = value.is_floating_point() and value.ndim > 1
+        kept[name] = value.half() if is_matrix else value
+    return kept
 
 
 def load_weights(
     agent: InContextAgent, weights: Mapping[str, Any], *, source: str, fit: str, hint: str = ""
 ) -> None:
-    """Gives an agent its weights.
+    """Load the weights of an agent.
 
     Args:
-        agent: Any.
-        weights: Its ``state_dict``, or what acting needs of it: what judges actions then keeps new
+        agent: The agent.
+        weights: Its ``state_dict``, or the result of `for_acting`: the critics then keep their new
             weights.
-        source: Whose they are, for messages.
-        fit: What they must fit, for messages.
-        hint: What may be wrong if they do not.
+        source: Origin of the weights, for messages.
+        fit: Description of what they must fit, for messages.
+        hint: Possible cause if they do not fit, for messages.
 
     Raises:
-        UsageError: They are not finite, or of an agent of another shape.
+        UsageError: The weights are not finite, or belong to an agent of another shape.
     """
     for name, value in weights.items():
         if isinstance(value, torch.Tensor) and not bool(value.isfinite().all()):
             raise UsageError(f"the weights of {source} must be finite, {name} is not")
     if not any(name.startswith(_LEARNING) for name in weights):
         own = agent.state_dict()
-        weights = {**{name: own[name] for name in own if name.startswith(_LEARNING)}, **weights}
+        critics = {name: value for name, value in own.items() if name.startswith(_LEARNING)}
+        weights = {**critics, **weights}
     try:
         agent.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError) as error:
-        listed = str(error).split("\n\t")  # torch lists all problems
-        problem = listed[1].rstrip(". ") if len(listed) > 1 else one_line(error)
+        problem = _first_mismatch(agent.state_dict(), weights) or one_line(error)
         raise UsageError(f"the weights of {source} must fit {fit}: {problem}{hint}") from error
+
+
+def _first_mismatch(own: Mapping[str, Any], weights: Mapping[str, Any]) -> str | None:
+    """Describe the first difference in names or shapes; None if there is none."""
+    for name, value in own.items():
+        if name not in weights:
+            return f"{name} is missing"
+        given = weights[name]
+        if not isinstance(value, torch.Tensor):
+            continue
+        if not isinstance(given, torch.Tensor):
+            return f"{name} is not a tensor"
+        if given.shape != value.shape:
+            return f"size mismatch of {name}, {list(given.shape)} instead of {list(value.shape)}"
+    for name in weights:
+        if name not in own:
+            return f"{name} is unknown"
+    return None

@@ -1,15 +1,19 @@
-"""The model card of an agent: what it was trained for, how well it did there, how it is used."""
+"""Model card of an agent: its training, its evaluation, its observations and actions, its use."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from torchrl.data import Composite, TensorSpec
 
-from yamame.deploy.build import learned_gammas
+from yamame.agent.assembly import learned_gammas
+from yamame.deploy.interface import dotted, dtype_name
 from yamame.deploy.saved import SavedAgent
 from yamame.keys import CONTEXT, RELABELLING
 from yamame.system.messages import format_value
 
+_FRONT_MATTER = """---
+library_name: yamame
+tags: [reinforcement-learning, in-context-learning]
+---"""
 _USE = """```python
 import yamame
 
@@ -18,39 +22,29 @@ agent = yamame.load("{source}")
 action = agent.act(observation)
 action = agent.act(observation, reward=reward, done=done)
 ```"""
+_HIDDEN = {*CONTEXT, *RELABELLING, "success", "task_seed", "aborted"}
+"""Entries of an environment that `DeployedAgent.act` does not take."""
 
 
 def model_card(saved: SavedAgent, source: str) -> str:
-    """Markdown, with the front matter that model hubs read; ``source`` is what `yamame.load`
-    takes.
+    """Return a model card in Markdown, with the front matter that model hubs read.
+
+    Args:
+        saved: The agent.
+        source: Argument of `yamame.load` in the example of its use.
     """
-    config, about = saved.config, saved.about
-    facts = {
-        "environment": described(config.get("env")),
-        "trials": described(config["trials"]) if config.get("trials") else "one an episode",
-        "memory": described(config["encoder"]),
-        "discount factors": ", ".join(map(str, learned_gammas(config))),
-        "horizon": format_value(saved.interface.horizon),
-        "seed of training": format_value(config.get("seed")),
-        "steps of training": format_value(about.get("step")),
-        **_costs(about),
-        "parameters": f"{sum(value.numel() for value in saved.weights.values()):,}",
-    }
-    results = about.get("results") or {}
+    interface = saved.interface
     parts = [
-        "---\nlibrary_name: yamame\ntags: [reinforcement-learning, in-context-learning]\n---",
-        f"# An in-context agent for {_name(config.get('env'))}",
-        "It acts from its whole history. Trained by Yamame, after AMAGO (arXiv 2310.09971).",
-        _table(("what", "value"), facts),
+        _FRONT_MATTER,
+        f"# An in-context agent for {_class_name(saved.config.get('env'))}",
+        "The agent acts from its whole history. It was trained by Yamame, an implementation of "
+        "AMAGO (arXiv 2310.09971).",
+        _table(("setting", "value"), _facts(saved)),
         "## Evaluation",
-        *_evaluated(about),
-        *_num_tasks(results),
-        _table(("metric", "value"), {name: _number(value) for name, value in results.items()})
-        if results
-        else "No evaluation is known of these weights.",
-        "## What it sees and does",
-        _table(("entry", "spec"), dict(_entries(saved.interface.observation_spec))),
-        f"It answers with {_spec(saved.interface.action_spec)}.",
+        *_evaluation(saved.about),
+        "## Observations and actions",
+        _table(("entry", "spec"), _entries(interface.observation_spec)),
+        f"The action is {_describe_spec(interface.action_spec)}.",
         "## Use",
         _USE.format(source=source),
     ]
@@ -58,67 +52,99 @@ def model_card(saved: SavedAgent, source: str) -> str:
 
 
 def described(value: Any) -> str:
-    """A node of a configuration in one line.
+    """Return a node of a configuration in one line.
 
     >>> described({"_target_": "yamame_envs.Wind", "time_limit": 30, "workers": None})
     'Wind(time_limit=30)'
     """
     if not isinstance(value, dict) or "_target_" not in value:
         return format_value(value)
-    names = [name for name in value if not name.startswith("_") and name != "workers"]
-    return f"{_name(value)}({', '.join(f'{name}={described(value[name])}' for name in names)})"
+    settings = []
+    for name, setting in value.items():
+        # The number of worker processes changes the speed alone.
+        if not name.startswith("_") and name != "workers":
+            settings.append(f"{name}={described(setting)}")
+    return f"{_class_name(value)}({', '.join(settings)})"
 
 
-def _num_tasks(results: dict[str, Any]) -> list[str]:
-    """A sentence with the numbers of episodes and of different tasks, where the evaluation knows
-    both.
-    """
-    if not {"num_episodes", "num_tasks"} <= results.keys():
-        return []
-    unit = "tasks" if "intervals_over_tasks" in results else "episodes"
-    episodes, tasks = int(results["num_episodes"]), int(results["num_tasks"])
-    return [f"Episodes: {episodes}, different tasks: {tasks}. The intervals are over {unit}."]
+def _facts(saved: SavedAgent) -> dict[str, str]:
+    """Return the rows of the table on the agent and its training."""
+    config = saved.config
+    about = saved.about
+    trials = config.get("trials")
+    num_parameters = sum(value.numel() for value in saved.weights.values())
+    facts = {
+        "environment": described(config.get("env")),
+        "trials": described(trials) if trials else "one per episode",
+        "memory": described(config["encoder"]),
+        "discount factors": ", ".join(map(str, learned_gammas(config))),
+        "horizon": format_value(saved.interface.horizon),
+        "seed of training": format_value(config.get("seed")),
+        "steps of training": format_value(about.get("step")),
+    }
+    # Only the summary of a run has these two, and early runs did not write them.
+    if about.get("revision") is not None:
+        facts["revision"] = str(about["revision"])
+    if about.get("cpu_s") is not None:
+        facts["CPU-seconds of its run"] = _format_number(about["cpu_s"])
+    facts["parameters"] = f"{num_parameters:,}"
+    return facts
 
 
-def _costs(about: dict[str, Any]) -> dict[str, str]:
-    """What is known of the run that trained it."""
-    costs = {"revision": about.get("revision"), "CPU-seconds of its run": about.get("cpu_s")}
-    return {name: _number(value).strip("\"'") for name, value in costs.items() if value is not None}
-
-
-def _evaluated(about: dict[str, Any]) -> list[str]:
-    """Returns a sentence on the tasks of the evaluation, if there was one."""
+def _evaluation(about: dict[str, Any]) -> list[str]:
+    """Return the paragraphs on the evaluation of the weights."""
+    results = about.get("results")
+    paragraphs = []
     if about.get("evaluated_on"):
-        return [f"Evaluated on {about['evaluated_on']}."]
-    if about.get("results"):  # saved before runs noted it
-        return ["It is not known whether training met the evaluated tasks."]
-    return []
+        paragraphs.append(f"Evaluated on {about['evaluated_on']}.")
+    elif results:
+        # Early runs did not save a description of the evaluated tasks.
+        paragraphs.append("It is not recorded whether training included the evaluated tasks.")
+    if not results:
+        paragraphs.append("The file holds no evaluation of these weights.")
+        return paragraphs
+
+    if "num_episodes" in results and "num_tasks" in results:
+        episodes = int(results["num_episodes"])
+        tasks = int(results["num_tasks"])
+        unit = "tasks" if "intervals_over_tasks" in results else "episodes"
+        paragraphs.append(
+            f"Episodes: {episodes}, different tasks: {tasks}. The intervals are over {unit}."
+        )
+    rows = {name: _format_number(value) for name, value in results.items()}
+    paragraphs.append(_table(("metric", "value"), rows))
+    return paragraphs
 
 
-def _name(node: Any) -> str:
-    return (
-        str(node["_target_"]).rpartition(".")[2]
-        if isinstance(node, dict) and "_target_" in node
-        else "?"
-    )
+def _class_name(node: Any) -> str:
+    """Return the name of the class of a configuration node."""
+    if not isinstance(node, dict) or "_target_" not in node:
+        return "?"
+    return str(node["_target_"]).rpartition(".")[2]
 
 
 def _table(head: tuple[str, str], rows: dict[str, str]) -> str:
-    lines = [head, ("---", "---"), *rows.items()]
-    return "\n".join(f"| {name} | {str(value).replace('|', ' ')} |" for name, value in lines)
+    lines = [f"| {head[0]} | {head[1]} |", "| --- | --- |"]
+    for name, value in rows.items():
+        text = value.replace("|", " ")  # it would end the cell
+        lines.append(f"| {name} | {text} |")
+    return "\n".join(lines)
 
 
-def _entries(spec: Composite) -> Iterator[tuple[str, str]]:
-    hidden = {*CONTEXT, *RELABELLING, "success", "task_seed", "aborted"}
+def _entries(spec: Composite) -> dict[str, str]:
+    """Return the specs of the entries that `DeployedAgent.act` takes, by name."""
+    entries = {}
     for key in spec.keys(True, True):
-        if key not in hidden:
-            yield key if isinstance(key, str) else ".".join(key), _spec(spec[key])
+        if key not in _HIDDEN:
+            entries[dotted(key)] = _describe_spec(spec[key])
+    return entries
 
 
-def _spec(spec: TensorSpec) -> str:
-    number = f" below {int(spec.space.n)}" if hasattr(getattr(spec, "space", None), "n") else ""
-    return f"{str(spec.dtype).removeprefix('torch.')} {tuple(spec.shape)}{number}"
+def _describe_spec(spec: TensorSpec) -> str:
+    text = f"{dtype_name(spec)} {tuple(spec.shape)}"
+    space: Any = getattr(spec, "space", None)
+    return f"{text} below {int(space.n)}" if hasattr(space, "n") else text
 
 
-def _number(value: Any) -> str:
+def _format_number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else format_value(value)

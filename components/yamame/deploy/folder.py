@@ -1,10 +1,9 @@
-"""The folder of an agent, to be sent and kept: weights, what builds it, and a page that says what
-it is.
+"""Folder of an agent, to be stored and shared.
 
-``model.safetensors`` has the weights, ``config.json`` everything else and the checksums of the
-weights and of itself, ``README.md`` is the model card. A new folder is there wholly or not at all.
-In one that was written before, files are replaced one by one, ``config.json`` last: cut off between
-two of them, it is refused by its checksum.
+``model.safetensors`` holds the weights, ``config.json`` everything else with the checksums of the
+weights and of itself, and ``README.md`` is the model card. A new folder appears as a whole or not
+at all. In an existing folder files are replaced one by one, ``config.json`` last. If that is
+interrupted, the checksum of the weights does not match and the folder does not load.
 """
 
 import hashlib
@@ -18,7 +17,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from yamame.checks import UsageError
+from yamame.checks import ArgumentError, UsageError, at_source
 from yamame.deploy.card import model_card
 from yamame.deploy.interface import Interface
 from yamame.deploy.saved import SavedAgent
@@ -41,138 +40,170 @@ _WITHOUT_CHECKSUM = 1
 _CHECKSUM = "config_sha256"
 _PACKAGE = Path(__file__).resolve().parents[1]
 ZOOS = (_PACKAGE / "zoo", _PACKAGE.parents[1] / "zoo")
-"""Where agents lie that come with the package: in a wheel, in a checkout."""
-WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+"""Folders of the agents that come with the package: in a wheel, and in a checkout."""
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+CARD = "README.md"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def write_folder(saved: SavedAgent, folder: Path) -> Path:
-    """Writes the folder of an agent.
+    """Write the folder of an agent.
 
     Raises:
-        UsageError: There is something else at this place.
-        OSError: It could not be written.
+        UsageError: The folder holds other files.
+        OSError: A file could not be written.
     """
     if folder.exists() and not _is_ours(folder):
         raise UsageError(
-            f"save_pretrained: {folder} must be new, empty, or written by save_pretrained; it holds other files"
+            f"save_pretrained: {folder} must be new, empty, or written by save_pretrained; "
+            "it holds other files"
         )
     if folder.is_dir() and any(folder.iterdir()):
         _write(saved, folder, folder)
         return folder
-    make_folder(folder.absolute().parent)
-    beside = folder.absolute().with_name(f".{folder.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+
+    # A new folder is written beside its place and renamed, so that it is never incomplete.
+    parent = folder.absolute().parent
+    make_folder(parent)
+    scratch = parent / f".{folder.name}.{os.getpid()}{TEMPORARY_SUFFIX}"
     try:
-        beside.mkdir()
-        _write(saved, beside, folder)
-        beside.rename(folder)  # also onto an empty one
-        flush_folder(folder.absolute().parent)
+        scratch.mkdir()
+        _write(saved, scratch, folder)
+        scratch.rename(folder)  # replaces an empty folder as well
+        flush_folder(parent)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
     return folder
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a folder is empty or one that `write_folder` has written."""
+    """Return whether a folder is empty or was written by `write_folder`."""
     if not folder.is_dir():
         return False
     if not any(folder.iterdir()):
         return True
     try:
-        return isinstance(read_json(folder / CONFIG).get("yamame_format"), int)
+        config = read_json(folder / CONFIG)
     except (OSError, UsageError):
         return False
+    return isinstance(config.get("yamame_format"), int)
 
 
 def _write(saved: SavedAgent, folder: Path, final: Path) -> None:
-    """Writes the files into a folder, which will have the place ``final``."""
-    source = f"zoo:{final.name}" if final.absolute().parent in ZOOS else final.name
-    weights = save({name: value.contiguous() for name, value in saved.weights.items()})
+    """Write the files of an agent.
+
+    Args:
+        saved: The agent.
+        folder: Folder of the files for now.
+        final: Path of the folder in the end, which the model card names.
+    """
+    is_in_zoo = final.absolute().parent in ZOOS
+    source = f"zoo:{final.name}" if is_in_zoo else final.name
+    tensors = {}
+    for name, value in saved.weights.items():
+        tensors[name] = value.contiguous()  # safetensors accepts nothing else
+    weights = save(tensors)
+    settings = {}
+    for name, value in saved.config.items():
+        # Paths and names of the author's machine do not belong to the agent.
+        if name not in BOOKKEEPING:
+            settings[name] = value
     config = {
         "yamame_format": FORMAT,
         "yamame_version": version_of("yamame"),
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
         **saved.interface.encode(),
         "about": saved.about,
-        "config": {name: value for name, value in saved.config.items() if name not in BOOKKEEPING},
+        "config": settings,
     }
     with atomic_writer(folder / WEIGHTS) as file:
         file.write(weights)
     with atomic_writer(folder / CARD) as file:
         file.write(model_card(saved, source).encode())
+    # Last, because its checksum marks the folder as complete.
     write_json(folder / CONFIG, sealed(json_safe(config)))
 
 
 def sealed(data: dict[str, Any]) -> dict[str, Any]:
-    """The content of ``config.json`` with the checksum of all the rest of it, whatever the order
-    and the spaces.
-    """
-    rest = json.loads(
-        json.dumps({name: value for name, value in data.items() if name != _CHECKSUM})
-    )
-    return {
-        **rest,
-        _CHECKSUM: hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest(),
-    }
+    """Return the content of ``config.json`` with its checksum added or replaced."""
+    rest = dict(data)
+    rest.pop(_CHECKSUM, None)
+    # A round trip makes the values those that a reader of the file gets. Sorted keys make the
+    # checksum independent of order and spaces.
+    rest = json.loads(json.dumps(rest))
+    content = json.dumps(rest, sort_keys=True).encode()
+    return {**rest, _CHECKSUM: hashlib.sha256(content).hexdigest()}
 
 
 def read_folder(folder: Path) -> SavedAgent:
-    """What `write_folder` wrote.
+    """Read a folder that `write_folder` wrote.
 
     Raises:
         UsageError: A file is missing, damaged or of a later version.
     """
-    data = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
-    given = data.get("yamame_format")
-    if given not in (_WITHOUT_CHECKSUM, FORMAT) or isinstance(given, bool):
-        what = f"yamame_format {format_value(given)}" if data else f"no {CONFIG}"
-        raise UsageError(
-            f"load: {folder} must be a folder of save_pretrained with yamame_format {FORMAT}, it has {what}"
-        )
-    if given == FORMAT and data.get(_CHECKSUM) != sealed(data)[_CHECKSUM]:
-        raise UsageError(
-            f"load: {folder / CONFIG} must be as it was written, its checksum is another; write the folder again"
-        )
-    config, about = data.get("config"), data.get("about")
+    path = folder / CONFIG
+    data = read_json(path) if path.exists() else {}
+    _check_config(folder, data)
+    config = data.get("config")
+    about = data.get("about")
     if not isinstance(config, dict) or not isinstance(about, dict):
-        raise UsageError(f"load: {folder / CONFIG} must hold config and about, it does not")
-    if (folder / WEIGHTS).exists() and not (
-        folder / WEIGHTS
-    ).is_file():  # a pipe would be waited for
-        raise UsageError(f"load: {folder / WEIGHTS} must hold weights, it is no file")
+        raise UsageError(f"load: {path} must hold the mappings config and about")
+    weights = _read_weights(folder / WEIGHTS, data.get("weights_sha256"))
+    with at_source(f"load: {path}"):
+        interface = Interface.decode(data)
+    return SavedAgent(str(folder), config, interface, weights, about)
+
+
+def _check_config(folder: Path, data: dict[str, Any]) -> None:
+    """Check the format and the checksum of a configuration."""
+    version = data.get("yamame_format")
+    # A flag equals the number 1, which is a format.
+    if isinstance(version, bool) or version not in (_WITHOUT_CHECKSUM, FORMAT):
+        found = f"yamame_format {format_value(version)}" if data else f"no {CONFIG}"
+        raise UsageError(
+            f"load: {folder} must be a folder of save_pretrained with yamame_format {FORMAT}, "
+            f"it has {found}"
+        )
+    if version == FORMAT and data.get(_CHECKSUM) != sealed(data)[_CHECKSUM]:
+        raise UsageError(
+            f"load: {folder / CONFIG} does not match its checksum", remedy="write the folder again"
+        )
+
+
+def _read_weights(path: Path, checksum: Any) -> dict[str, Any]:
+    """Read the weights, after comparing their checksum."""
+    # Reading a pipe would wait for ever.
+    if path.exists() and not path.is_file():
+        raise UsageError(f"load: {path} must hold weights, it is not a regular file")
     try:
-        content = (folder / WEIGHTS).read_bytes()
-        if hashlib.sha256(content).hexdigest() != data.get("weights_sha256"):
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != checksum:
             raise UsageError(
-                f"load: {folder / WEIGHTS} must be the weights that {CONFIG} speaks of, its checksum is another; "
-                "write the folder again"
+                f"load: {path} does not match its checksum in {CONFIG}",
+                remedy="write the folder again",
             )
-        weights = load(content)
+        weights: dict[str, Any] = load(content)
     except (OSError, SafetensorError) as error:
         raise UsageError(
-            f"load: {folder / WEIGHTS} must hold weights, it cannot be read: {one_line(error)}"
+            f"load: {path} must hold weights, it cannot be read: {one_line(error)}"
         ) from error
-    try:
-        return SavedAgent(str(folder), config, Interface.decode(data), weights, about)
-    except UsageError as error:
-        raise UsageError(f"load: {folder / CONFIG}: {error}") from error
-
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+    return weights
 
 
 def zoo_folder(name: str) -> Path:
-    """The folder of an agent that comes with the package, see `ZOOS`.
+    """Return the folder of an agent in the zoo, see `ZOOS`.
 
     Raises:
-        UsageError: There is none of this name.
+        ArgumentError: No agent has this name.
     """
-    folders = {
-        path.parent.name: path.parent
-        for place in ZOOS
-        for path in sorted(place.glob(f"*/{CONFIG}"))
-    }
+    folders = {}
+    for zoo in ZOOS:
+        for file in sorted(zoo.glob(f"*/{CONFIG}")):
+            folders[file.parent.name] = file.parent
+    # The pattern keeps names such as ".." from being looked up as paths.
     if not _NAME.fullmatch(name) or name not in folders:
-        raise UsageError(
-            f"load: zoo: must be followed by one of {', '.join(folders) or 'no name yet'}, got {format_value(name)}"
-        )
+        known = ", ".join(f"zoo:{each}" for each in folders)
+        condition = f"be one of {known}" if known else "be a path, because the zoo is empty"
+        raise ArgumentError("load", "source", f"zoo:{name}", condition)
     return folders[name]

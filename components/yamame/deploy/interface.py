@@ -1,9 +1,8 @@
-"""The observations and actions of an agent: specs of one stream, without a batch, and as plain data
-for its file.
+"""Observations and actions of an agent: specs of one stream, also as plain data for its file.
 
-A spec becomes a mapping with ``kind``, ``shape``, ``dtype`` and what else its kind needs; a
-`Composite` the mapping of its entries, under ``entries``. Entries that are no tensors are left out:
-no agent reads them.
+A spec becomes a mapping with ``kind``, ``shape``, ``dtype`` and the further arguments of its kind.
+A `Composite` becomes the mapping of its entries, under ``entries``. Entries that are not tensors
+are left out, because no agent reads them.
 """
 
 import math
@@ -32,7 +31,8 @@ from yamame.spaces.from_specs import describe, recorded_spaces
 from yamame.transforms import ContextTransform
 
 _KINDS: dict[str, Any] = {
-    "multi_one_hot": MultiOneHot,  # before the kinds that they derive from
+    # The first class that fits decides, so subclasses come before the classes they derive from.
+    "multi_one_hot": MultiOneHot,
     "one_hot": OneHot,
     "binary": Binary,
     "multi_categorical": MultiCategorical,
@@ -42,26 +42,34 @@ _KINDS: dict[str, Any] = {
 }
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _DTYPES = {
-    str(dtype).removeprefix("torch."): dtype for dtype in (*_INTEGERS, torch.float32, torch.float64)
+    "bool": torch.bool,
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "float32": torch.float32,
+    "float64": torch.float64,
 }
 _LARGEST = 2**28
-"""Numbers of an observation at most: a file may ask for memory that there is not."""
+"""Largest number of elements of a spec. A file from elsewhere could ask for more memory than there
+is."""
 STRANGE = AttributeError, KeyError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError
-"""What is raised where a file holds other data than it should."""
+"""Errors that reading a file with unexpected content can raise."""
 
 
 @dataclass(frozen=True)
 class Interface:
-    """The observations and actions of an agent, and the length of an episode.
+    """Observations and actions of an agent, and the length of an episode.
 
     Attributes:
         observation_spec: Specs of one stream, with the context entries (`yamame.keys.CONTEXT`).
         action_spec: Spec of one stream.
-        horizon: Steps after which ``time`` is 1; None where there is no ``time``, or the
-            environment makes it itself.
-        recorded: The description that the environment of training had of its Gymnasium spaces; None
-            if it had none.
-        spaces: The description of all entries and of the action.
+        horizon: Steps after which ``time`` is 1; None if there is no ``time``, or the environment
+            computes it itself.
+        recorded: Description of the Gymnasium spaces by the environment of training; None if it has
+            no such spaces.
+        spaces: Description of all entries and of the action.
 
     >>> from yamame_envs import MazeRunner
     >>> interface = Interface.of(MazeRunner(num_envs=2, size=5, time_limit=30))
@@ -79,124 +87,173 @@ class Interface:
 
     def __post_init__(self) -> None:
         spaces = describe(self.observation_spec, self.action_spec, self.recorded)
-        object.__setattr__(self, "spaces", spaces)
+        object.__setattr__(self, "spaces", spaces)  # a frozen dataclass allows nothing else
 
     @classmethod
     def of(cls, env: EnvBase) -> "Interface":
-        """The interface of an environment in the format of `yamame.keys`."""
-        first = (0,) * env.batch_dims
-        observations, action = env.observation_spec, env.full_action_spec["action"]
-        horizon = None
-        if "time" in observations.keys():
-            transforms = env.transform if isinstance(env, TransformedEnv) else []
-            given = [part.horizon for part in transforms if isinstance(part, ContextTransform)]
-            bound = getattr(observations["step_index"].space, "high", None)
-            horizon = given[0] if given else None if bound is None else int(bound.max())
-        encoded = [_encode(spec[first] if first else spec) for spec in (observations, action)]
-        return cls(_decode(encoded[0]), _decode(encoded[1]), horizon, recorded_spaces(env))
+        """Return the interface of an environment in the format of `yamame.keys`."""
+        observation_spec = env.observation_spec
+        action_spec = env.full_action_spec["action"]
+        horizon = _horizon(env)
+        if env.batch_dims > 0:
+            first = (0,) * env.batch_dims
+            observation_spec = observation_spec[first]
+            action_spec = action_spec[first]
+        # Encoded and decoded, the interface of an environment equals the one in its file.
+        observations = _decode(_encode(observation_spec))
+        action = _decode(_encode(action_spec))
+        assert isinstance(observations, Composite)
+        return cls(observations, action, horizon, recorded_spaces(env))
 
     def encode(self) -> dict[str, Any]:
-        """Plain data that JSON can hold."""
-        specs = {name: _encode(getattr(self, name)) for name in ("observation_spec", "action_spec")}
-        spaces = {} if self.recorded is None else {"spaces": self.recorded.encode()}
-        return {**specs, "horizon": self.horizon, **spaces}
+        """Return plain data that JSON can hold."""
+        data: dict[str, Any] = {
+            "observation_spec": _encode(self.observation_spec),
+            "action_spec": _encode(self.action_spec),
+            "horizon": self.horizon,
+        }
+        if self.recorded is not None:
+            data["spaces"] = self.recorded.encode()
+        return data
 
     @classmethod
     def decode(cls, data: Any) -> "Interface":
-        """The interface that `encode` wrote; those of earlier versions have no ``spaces``.
+        """Return the interface that `encode` wrote; files of early versions have no ``spaces``.
 
         Raises:
-            UsageError: If it is damaged.
+            UsageError: The data are damaged.
         """
         try:
-            observations, action = _decode(data["observation_spec"]), _decode(data["action_spec"])
+            observations = _decode(data["observation_spec"])
+            action = _decode(data["action_spec"])
             horizon = data["horizon"]
             if not isinstance(observations, Composite) or isinstance(action, Composite):
-                raise ValueError("observation_spec must have entries, and action_spec none")
+                raise ValueError("only observation_spec must have entries")
+            # The type is compared, because a flag is an int as well.
             if horizon is not None and not (type(horizon) is int and horizon >= 1):
                 raise ValueError(f"horizon must be a positive integer or null, got {horizon!r}")
             recorded = data.get("spaces")
-            return cls(
-                observations, action, horizon, None if recorded is None else Spaces.decode(recorded)
-            )
+            if recorded is not None:
+                recorded = Spaces.decode(recorded)
+            return cls(observations, action, horizon, recorded)
         except STRANGE as error:
             raise UsageError(
                 f"interface must hold specs and a horizon, it cannot be read: {error!r}"
             ) from error
 
 
+def dtype_name(spec: TensorSpec) -> str:
+    """Return the dtype of a spec by its name in NumPy, such as ``float32``."""
+    return str(spec.dtype).removeprefix("torch.")
+
+
+def dotted(key: str | tuple[str, ...]) -> str:
+    """Return a key of a TensorDict as one name.
+
+    >>> dotted("goal"), dotted(("observation", "camera"))
+    ('goal', 'observation.camera')
+    """
+    return key if isinstance(key, str) else ".".join(key)
+
+
+def _horizon(env: EnvBase) -> int | None:
+    """Return the number of steps after which ``time`` is 1."""
+    observations = env.observation_spec
+    if "time" not in observations.keys():
+        return None
+    if isinstance(env, TransformedEnv):
+        for transform in env.transform:
+            if isinstance(transform, ContextTransform):
+                return transform.horizon
+    # Environments that write the context themselves declare the horizon as a bound.
+    bound = getattr(observations["step_index"].space, "high", None)
+    return None if bound is None else int(bound.max())
+
+
 def _encode(spec: TensorSpec) -> dict[str, Any]:
     if isinstance(spec, Composite):
-        held = {name: spec[name] for name in spec.keys()}
-        tensors = {
-            name: value
-            for name, value in held.items()
-            if isinstance(value, Composite) or _is_tensor(value)
-        }
-        return {"entries": {name: _encode(value) for name, value in tensors.items()}}
-    kind = next(
-        name for name, cls in _KINDS.items() if isinstance(spec, cls) or name == "unbounded"
-    )
-    data = {
-        "kind": kind,
-        "shape": list(spec.shape),
-        "dtype": str(spec.dtype).removeprefix("torch."),
-    }
+        entries = {}
+        for name in spec.keys():
+            value = spec[name]
+            if isinstance(value, Composite) or _is_tensor(value):
+                entries[name] = _encode(value)
+        return {"entries": entries}
+
+    kind = _kind(spec)
+    data: dict[str, Any] = {"kind": kind, "shape": list(spec.shape), "dtype": dtype_name(spec)}
     if kind in ("multi_one_hot", "multi_categorical"):
-        nvec = spec.nvec.tolist() if isinstance(spec.nvec, Tensor) else list(spec.nvec)
-        return data | {"nvec": [int(n) for n in nvec]}
-    if kind == "bounded":
-        return data | {"low": _numbers(spec.space.low), "high": _numbers(spec.space.high)}
-    return data if kind in ("unbounded", "binary") else data | {"n": int(spec.space.n)}
+        nvec = spec.nvec.tolist() if isinstance(spec.nvec, Tensor) else spec.nvec
+        data["nvec"] = list(map(int, nvec))
+    elif kind == "bounded":
+        data["low"] = _encode_bound(spec.space.low)
+        data["high"] = _encode_bound(spec.space.high)
+    elif kind in ("one_hot", "categorical"):
+        data["n"] = int(spec.space.n)
+    return data
+
+
+def _kind(spec: TensorSpec) -> str:
+    for name, cls in _KINDS.items():
+        if isinstance(spec, cls):
+            return name
+    # TorchRL has further kinds. Their values are read without bounds.
+    return "unbounded"
 
 
 def _is_tensor(spec: TensorSpec) -> bool:
-    return str(spec.dtype).removeprefix("torch.") in _DTYPES and all(
-        size >= 0 for size in spec.shape
-    )
+    """Return whether the values of a spec are tensors of a known dtype and shape."""
+    is_ragged = any(size < 0 for size in spec.shape)
+    return dtype_name(spec) in _DTYPES and not is_ragged
 
 
-def _numbers(bound: Tensor) -> Any:
-    """A bound as a number, where it is everywhere the same, or as nested lists; infinities as
-    texts.
-    """
-    values = (
-        bound.flatten()[:1]
-        if bound.numel() and bool((bound == bound.flatten()[0]).all())
-        else bound
-    )
-    listed = values.item() if values.numel() == 1 else values.tolist()
-    return _replaced(listed, lambda number: number if math.isfinite(number) else str(number))
+def _encode_bound(bound: Tensor) -> Any:
+    """Return a bound as nested lists, or as one number if it is the same everywhere."""
+    flat = bound.flatten()
+    if bound.numel() > 0 and bool((flat == flat[0]).all()):
+        return _encode_numbers(flat[0].item())
+    return _encode_numbers(bound.tolist())
 
 
-def _replaced(value: Any, function: Any) -> Any:
-    return (
-        [_replaced(item, function) for item in value]
-        if isinstance(value, list)
-        else function(value)
-    )
+def _encode_numbers(value: Any) -> Any:
+    """Return numbers with infinities as texts, because JSON has none."""
+    if isinstance(value, list):
+        return [_encode_numbers(item) for item in value]
+    return value if math.isfinite(value) else str(value)
 
 
 def _decode(data: Mapping[str, Any]) -> TensorSpec:
     if "entries" in data:
-        return Composite({str(name): _decode(value) for name, value in data["entries"].items()})
-    cls, shape, dtype = _KINDS[data["kind"]], torch.Size(data["shape"]), _DTYPES[data["dtype"]]
+        entries = {}
+        for name, value in data["entries"].items():
+            entries[str(name)] = _decode(value)
+        return Composite(entries)
+
+    cls = _KINDS[data["kind"]]
+    shape = torch.Size(data["shape"])
+    dtype = _DTYPES[data["dtype"]]
     if shape.numel() > _LARGEST or min(shape, default=0) < 0:
         raise ValueError(f"shape must have at most {_LARGEST} numbers, got {tuple(shape)}")
     if "nvec" in data:
-        return cls(
-            torch.tensor(data["nvec"]) if cls is MultiCategorical else data["nvec"],
-            shape=shape,
-            dtype=dtype,
-        )
+        # The two classes with several choices take them in different forms.
+        nvec = torch.tensor(data["nvec"]) if cls is MultiCategorical else data["nvec"]
+        return cls(nvec, shape=shape, dtype=dtype)
     if cls is Bounded:
-        number = int if dtype in _INTEGERS else float
-        low, high = (_replaced(data[name], number) for name in ("low", "high"))
-        low, high = (
-            torch.tensor(bound, dtype=dtype).expand(shape).clone()
-            if isinstance(bound, list)
-            else bound
-            for bound in (low, high)
-        )
+        low = _decode_bound(data["low"], shape, dtype)
+        high = _decode_bound(data["high"], shape, dtype)
         return Bounded(low, high, shape=shape, dtype=dtype)
-    return cls(**({"n": int(data["n"])} if "n" in data else {}), shape=shape, dtype=dtype)
+    if "n" in data:
+        return cls(n=int(data["n"]), shape=shape, dtype=dtype)
+    return cls(shape=shape, dtype=dtype)
+
+
+def _decode_bound(value: Any, shape: torch.Size, dtype: torch.dtype) -> Any:
+    numbers = _decode_numbers(value, dtype)
+    if isinstance(numbers, list):
+        return torch.tensor(numbers, dtype=dtype).expand(shape).clone()
+    return numbers
+
+
+def _decode_numbers(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, list):
+        return [_decode_numbers(item, dtype) for item in value]
+    return int(value) if dtype in _INTEGERS else float(value)

@@ -1,6 +1,4 @@
-"""`load`: from a path, a name or an id to an agent that acts, with the base dependencies and
-nothing else.
-"""
+"""Loading of trained agents, with only the base dependencies."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +6,7 @@ from typing import Any
 
 import torch
 
-from yamame.checks import UsageError
+from yamame.checks import UsageError, at_source, require
 from yamame.deploy.agent import DeployedAgent
 from yamame.deploy.folder import CONFIG, read_folder, zoo_folder
 from yamame.deploy.interface import Interface
@@ -17,10 +15,10 @@ from yamame.deploy.sources import Which, check_which, read_checkpoint
 from yamame.files.atomic import json_safe, read_json
 from yamame.files.checkpoint import LoadedCheckpoint
 from yamame.system.installed import recipe_command
-from yamame.system.messages import format_value
 
 _ZOO = "zoo:"
-_BESIDE = ("interface", "progress", "machine")
+_OPTIONAL = ("interface", "progress", "machine")
+"""Components of a checkpoint besides the agent; early versions did not save all of them."""
 
 
 def load(
@@ -36,22 +34,21 @@ def load(
     tracking_uri: str | None = None,
     trust: Sequence[str] = (),
 ) -> DeployedAgent:
-    """A trained agent, ready to act. Neither its environment nor Hydra nor MLflow is needed, but
-    for MLflow's ids.
+    """Load a trained agent, without its environment, Hydra or (except for MLflow ids) MLflow.
 
     Args:
         source: A run directory, a checkpoint file, a folder of `DeployedAgent.save_pretrained`,
             ``zoo:NAME``, or the id of an MLflow run.
-        checkpoint: Of a run: ``best`` by its evaluations, or ``last``.
-        tracking_uri: The MLflow store of an id; None for the one that is set.
+        checkpoint: Checkpoint of a run: ``best`` by its evaluations, or ``last``.
+        tracking_uri: MLflow store of an id; None for the default store.
         gamma, greedy, seed, context_length, max_sessions, device, trust: As for `DeployedAgent`.
 
     Raises:
-        UsageError: One line that names what is missing, damaged, does not fit, or is named without
-            trust. It is a ``ValueError``.
+        UsageError: The source is missing or damaged, names a class without trust, or an option does
+            not fit the agent. It is a ``ValueError`` with a message of one line.
     """
     saved = read_saved(source, checkpoint=checkpoint, tracking_uri=tracking_uri)
-    try:
+    with at_source(f"load: {source}"):
         return DeployedAgent(
             saved,
             gamma=gamma,
@@ -62,71 +59,86 @@ def load(
             device=device,
             trust=trust,
         )
-    except UsageError as error:
-        raise UsageError(f"load: {source}: {str(error).removeprefix('load: ')}") from error
 
 
 def read_saved(
     source: str | Path, *, checkpoint: Which = "best", tracking_uri: str | None = None
 ) -> SavedAgent:
-    """What `load` reads, before anything is built of it."""
+    """Read the content of an agent's file, without building the agent.
+
+    Args:
+        source: As for `load`.
+        checkpoint: As for `load`.
+        tracking_uri: As for `load`.
+
+    Raises:
+        OldCheckpointError: The checkpoint does not describe the observations of its agent.
+        UsageError: The source is missing or damaged.
+    """
     check_which(checkpoint)
-    name, folder = str(source), agent_folder(source)
+    folder = agent_folder(source)
     if folder is not None:
         return read_folder(folder)
-    loaded = read_checkpoint(name, checkpoint, tracking_uri=tracking_uri, optional=_BESIDE)
+    name = str(source)
+    loaded = read_checkpoint(name, checkpoint, tracking_uri=tracking_uri, optional=_OPTIONAL)
     interface = loaded.values.get("interface")
     if interface is None:
+        command = f"{recipe_command('export')} run={source} path=<folder>"
         raise OldCheckpointError(
-            f"load: {source} is of an earlier version and does not say what its agent observes; in a place where its "
-            f"environment is installed write a folder with: {recipe_command('export')} run={source} path=<folder>"
+            f"load: {source} is of an early version and does not describe its observations",
+            remedy=f"where its environment is installed, write a folder with: {command}",
         )
     return from_checkpoint(name, loaded, Interface.decode(interface))
 
 
 def agent_folder(source: str | Path) -> Path | None:
-    """The folder of `DeployedAgent.save_pretrained` that is meant; None if it is none.
+    """Return the folder of `DeployedAgent.save_pretrained`; None for any other source.
 
     Raises:
-        UsageError: There is no agent of this name in the zoo, or it is no name at all.
+        UsageError: The zoo has no such agent, or the source is neither a text nor a path.
     """
-    if not isinstance(source, str | Path):
-        wanted = "a path, zoo:NAME or the id of an MLflow run"
-        raise UsageError(f"load: source must be {wanted}, got {format_value(source)}")
+    condition = "be a path, zoo:NAME or the id of an MLflow run"
+    require("load", "source", source, isinstance(source, str | Path), condition)
     name = str(source)
     if name.startswith(_ZOO):
         return zoo_folder(name.removeprefix(_ZOO))
-    return Path(source) if (Path(source) / CONFIG).is_file() else None
+    folder = Path(source)
+    return folder if (folder / CONFIG).is_file() else None
 
 
 class OldCheckpointError(UsageError):
-    """A checkpoint without an interface: its environment must be built to know it."""
+    """A checkpoint without an interface, which only its environment can provide."""
 
 
 def from_checkpoint(source: str, loaded: LoadedCheckpoint, interface: Interface) -> SavedAgent:
-    """An agent of a checkpoint, with what the run knows of it."""
+    """Return the agent of a checkpoint, with facts about its run."""
     about: dict[str, Any] = {"step": loaded.step, "results": {}}
     if "machine" in loaded.values:
         about["versions"] = loaded.values["machine"]["versions"]
-    about |= _of_summary(Path(source) / "summary.json")
+    about.update(_facts_of_run(Path(source)))
+
     progress = loaded.values.get("progress", {})
     for point in progress.get("curve", []):
         if point.get(progress["unit"]) == loaded.step:
-            about["results"] = {
-                name: value for name, value in json_safe(point).items() if value is not None
-            }
+            results = json_safe(point)
+            # A mean that does not exist, such as one of no episodes, is NaN, and null in JSON.
+            about["results"] = {name: value for name, value in results.items() if value is not None}
     return SavedAgent(source, loaded.config, interface, loaded.values["agent"], about)
 
 
-def _of_summary(path: Path) -> dict[str, Any]:
-    """The revision of a run, its CPU-seconds, and what is new in its evaluations, where its summary
-    has them.
-    """
-    try:
-        summary = read_json(path) if path.is_file() else {}
-    except UsageError:  # damaged; an agent acts without
+def _facts_of_run(path: Path) -> dict[str, Any]:
+    """Return revision, CPU-seconds and evaluated tasks from the summary of a run, if present."""
+    file = path / "summary.json"
+    if not file.is_file():
         return {}
-    known = {name: summary.get(name) for name in ("cpu_s", "evaluated_on")} | {
-        "revision": summary.get("git_revision")
+    try:
+        summary = read_json(file)
+    except UsageError:
+        # The agent acts without these facts, so a damaged summary is no reason to fail.
+        return {}
+    facts = {
+        "cpu_s": summary.get("cpu_s"),
+        "evaluated_on": summary.get("evaluated_on"),
+        "revision": summary.get("git_revision"),
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in facts.items() if value is not None}

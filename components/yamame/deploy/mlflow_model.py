@@ -1,9 +1,9 @@
-"""A trained agent as an MLflow model, to be registered and served by what MLflow has for that.
+"""Trained agents as MLflow models, for MLflow's registry and servers.
 
-The model takes named arrays of N sessions: what the agent observes, and ``session`` (int64, a
-number of your own), ``reward`` (float32), ``done`` and ``trial_start`` (bool), all ``[N]``. It
-answers with the actions ``[N, ...]``. A session begins when its number is first seen; of more than
-`MOST_SESSIONS` the one that was asked for longest ago is forgotten.
+The inputs are named arrays of N sessions: the observations of the agent, and ``session`` (int64, a
+number that the client chooses), ``reward`` (float32), ``done`` and ``trial_start`` (bool), all
+``[N]``. The output is the actions ``[N, ...]``. A session begins with the first request that has
+its number. With more than `MOST_SESSIONS` sessions, the least recently used one ends.
 """
 
 import platform
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yamame.checks import UsageError
+from yamame.deploy.interface import dotted, dtype_name
 from yamame.deploy.load import load
 from yamame.system.installed import version_of
 
@@ -25,21 +26,21 @@ _NUMBERS = {"session": "int64", "reward": "float32", "done": "bool", "trial_star
 
 
 def save_model(agent: Any, path: Path) -> Path:
-    """Writes the folder of an MLflow model; it is loaded by ``mlflow.pyfunc.load_model``.
+    """Write the folder of an MLflow model, for ``mlflow.pyfunc.load_model``.
 
     Args:
         agent: A `yamame.deploy.DeployedAgent`.
-        path: A folder that is not there or empty.
+        path: A new or empty folder.
 
     Raises:
-        UsageError: There is something at this place.
+        UsageError: The folder holds other files.
     """
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    is_empty = path.is_dir() and not any(path.iterdir())
+    if path.exists() and not is_empty:
         raise UsageError(f"save_model: {path} must be new or empty, it holds other files")
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # MLflow warns of its own type hints, and of what it is not given
+        # MLflow warns about its own type hints, and about optional arguments.
+        warnings.simplefilter("ignore")
         _write(agent, path)
     return path
 
@@ -49,21 +50,21 @@ def _write(agent: Any, path: Path) -> None:
     from mlflow.models import Model, ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    entries = {
-        ".".join([key] if isinstance(key, str) else key): v
-        for key, v in agent.observation_spec.items(True, True)
-    }
-    inputs: list[Any] = [
-        TensorSpec(_dtype(spec), (-1, *spec.shape), name) for name, spec in entries.items()
-    ]
-    inputs += [TensorSpec(np.dtype(dtype), (-1,), name) for name, dtype in _NUMBERS.items()]
-    outputs: list[Any] = [TensorSpec(_dtype(agent.action_spec), (-1, *agent.action_spec.shape))]
-    model = Model(signature=ModelSignature(Schema(inputs), Schema(outputs)))
+    # A size of -1 is any number, here of sessions.
+    inputs: list[Any] = []
+    for key, spec in agent.observation_spec.items(True, True):
+        inputs.append(TensorSpec(np.dtype(dtype_name(spec)), (-1, *spec.shape), dotted(key)))
+    for name, dtype in _NUMBERS.items():
+        inputs.append(TensorSpec(np.dtype(dtype), (-1,), name))
+    action_spec = agent.action_spec
+    output = TensorSpec(np.dtype(dtype_name(action_spec)), (-1, *action_spec.shape))
+
+    model = Model(signature=ModelSignature(Schema(inputs), Schema([output])))
     path.mkdir(parents=True, exist_ok=True)
     agent.save_pretrained(path / _AGENT)
 
-    # Not `mlflow.pyfunc.save_model`, which looks through all installed packages for the owners of
-    # two requirements and copies a lock file that it finds in the present directory.
+    # Not `mlflow.pyfunc.save_model`, which searches all installed packages for the owners of two
+    # requirements, and copies a lock file if the current directory has one.
     mlflow.pyfunc.add_to_model(
         model,
         loader_module=__name__,
@@ -78,23 +79,33 @@ def _write(agent: Any, path: Path) -> None:
 
 
 def _write_environment(path: Path) -> None:
-    """Write what MLflow installs before it loads the model elsewhere."""
+    """Write the files with the packages that MLflow installs before it loads the model."""
     python = platform.python_version()
-    requirements = [f"{package}=={version_of(package)}" for package in ("mlflow", "yamame")]
+    requirements = [f"mlflow=={version_of('mlflow')}", f"yamame=={version_of('yamame')}"]
     (path / "requirements.txt").write_text("\n".join(requirements) + "\n")
 
-    conda = ["name: mlflow-env", "channels:", "- conda-forge", "dependencies:"]
-    conda += [f"- python={python}", "- pip", "- pip:"]
+    conda = [
+        "name: mlflow-env",
+        "channels:",
+        "- conda-forge",
+        "dependencies:",
+        f"- python={python}",
+        "- pip",
+        "- pip:",
+    ]
     conda += [f"  - {requirement}" for requirement in requirements]
     (path / "conda.yaml").write_text("\n".join(conda) + "\n")
 
-    virtualenv = [f"python: {python}", "build_dependencies:", "- pip", "- setuptools", "- wheel"]
-    virtualenv += ["dependencies:", "- -r requirements.txt"]
+    virtualenv = [
+        f"python: {python}",
+        "build_dependencies:",
+        "- pip",
+        "- setuptools",
+        "- wheel",
+        "dependencies:",
+        "- -r requirements.txt",
+    ]
     (path / "python_env.yaml").write_text("\n".join(virtualenv) + "\n")
-
-
-def _dtype(spec: Any) -> np.dtype[Any]:
-    return np.dtype(str(spec.dtype).removeprefix("torch."))
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> "ServedAgent":
@@ -103,7 +114,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> "S
 
 
 class ServedAgent:
-    """An agent behind MLflow's ``predict``.
+    """Agent with the method ``predict`` that MLflow calls.
 
     Args:
         agent: A `yamame.deploy.DeployedAgent`.
@@ -111,39 +122,54 @@ class ServedAgent:
 
     def __init__(self, agent: Any) -> None:
         self.agent = agent
-        self._asked: dict[int, None] = {}  # the session that was asked for longest ago comes first
+        # Keys of a dictionary keep their order; the least recently used session comes first.
+        self._used: dict[int, None] = {}
 
     def get_raw_model(self) -> Any:
-        """The agent, as MLflow asks for it."""
+        """Return the agent; MLflow calls this method by name."""
         return self.agent
 
     def predict(
         self, model_input: Mapping[str, npt.NDArray[Any]], params: Any = None
     ) -> npt.NDArray[Any]:
-        """The actions ``[N, ...]`` of N sessions; see the module."""
-        given = {name: np.asarray(model_input[name]) for name in _NUMBERS}
-        sessions = given["session"].tolist()
-        new = [session for session in sessions if session not in self._asked]
+        """Return the actions ``[N, ...]`` of N sessions.
+
+        Args:
+            model_input: Arrays of N sessions, see the module.
+            params: Ignored; MLflow passes it.
+        """
+        sessions = np.asarray(model_input["session"]).tolist()
+        new = [session for session in sessions if session not in self._used]
         if new:
             self.agent.reset(new)
+
         observation: dict[str, Any] = {}
         for key in self.agent.observation_spec.keys(True, True):
-            parts, place = [key] if isinstance(key, str) else list(key), observation
-            for part in parts[:-1]:
-                place = place.setdefault(part, {})
-            place[parts[-1]] = model_input[".".join(parts)]
-        reward = np.where(np.isin(given["session"], new), 0.0, given["reward"])
-        flags = {name: given[name] for name in ("done", "trial_start")}
-        actions = self.agent.act(observation, reward=reward, sessions=sessions, **flags)
+            *parents, name = [key] if isinstance(key, str) else key
+            place = observation
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            place[name] = model_input[dotted(key)]
+        # MLflow's signature demands a reward at the first request as well, where there is none.
+        is_new = np.isin(sessions, new)
+        actions = self.agent.act(
+            observation,
+            reward=np.where(is_new, 0.0, model_input["reward"]),
+            done=np.asarray(model_input["done"]),
+            trial_start=np.asarray(model_input["trial_start"]),
+            sessions=sessions,
+        )
         self._remember(sessions)
         return actions
 
     def _remember(self, sessions: list[int]) -> None:
+        """Move sessions to the end of the order of use, and end those beyond the limit."""
         for session in sessions:
-            self._asked.pop(session, None)
-            self._asked[session] = None
-        over = list(self._asked)[: max(0, len(self._asked) - MOST_SESSIONS)]
-        if over:
-            self.agent.forget(over)
-        for session in over:
-            del self._asked[session]
+            self._used.pop(session, None)
+            self._used[session] = None
+        surplus = max(0, len(self._used) - MOST_SESSIONS)
+        ended = list(self._used)[:surplus]
+        if ended:
+            self.agent.forget(ended)
+        for session in ended:
+            del self._used[session]

@@ -1,4 +1,4 @@
-"""The content of an agent's file, before an agent is built from it."""
+"""Content of an agent's file, before an agent is built from it."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,10 +8,10 @@ from yamame.deploy.interface import Interface
 
 @dataclass(frozen=True)
 class SavedAgent:
-    """The content of an agent's file.
+    """Content of an agent's file.
 
     Attributes:
-        source: File or folder that it was read from, for messages.
+        source: File or folder of origin, for messages.
         config: Configuration of the parts (`yamame.deploy.build.PARTS`) and of their training.
         interface: Observations and actions of the agent.
         weights: ``state_dict`` of the agent, or the part of it that acting needs, on the CPU.

@@ -1,9 +1,9 @@
-"""The states of many streams that join and leave: one row each, gathered for a decision and put
-back.
+"""States of many sessions that start and end at any time.
 
-Rows that lie side by side are read and written where they are, without a copy: of one session, and
-of all. Of others the states are copied, there and back. The row of a session that has left is given
-to the next one, as it is: what begins forgets what its row holds.
+Each session has a row in one TensorDict. Rows that lie side by side, such as a single row or all
+rows, are read and written in place, without a copy. Other rows are gathered into a copy and
+scattered back. The row of a session that has ended is given to the next one with its old content,
+since the first timestep of an episode ignores the state.
 """
 
 from collections.abc import Hashable, Sequence
@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from yamame.checks import require, require_at_least
+from yamame.checks import require
 from yamame.deploy.step import ActingStep
 
 
@@ -20,82 +20,101 @@ class Sessions:
     """Sessions by name.
 
     Args:
-        step: Makes the states.
-        most: Sessions at most; None for as many as there is memory for.
+        step: Decision whose states are kept.
+        most: Largest number of sessions; None for no limit.
+
+    Attributes:
+        rows: Row of every session that has begun.
+        fresh: Sessions without a decision since they began.
     """
 
     def __init__(self, step: ActingStep, *, most: int | None) -> None:
-        require_at_least("DeployedAgent", 1, max_sessions=1 if most is None else most)
-        self.step, self.most = step, most
+        self.step = step
+        self.most = most
         self.rows: dict[Hashable, int] = {}
         self.fresh: set[Hashable] = set()
         self._free: list[int] = []
         self._states: TensorDict | None = None
 
     def begin(self, names: Sequence[Hashable]) -> None:
-        """Begins sessions, known or not.
+        """Begin sessions, or reset those that have begun.
 
         Raises:
-            ValueError: There would be too many; none of them begins then.
+            ArgumentError: There would be too many sessions. In this case no session begins.
         """
         joining = [name for name in names if name not in self.rows]
         number = len(self.rows) + len(joining)
         fits = self.most is None or number <= self.most
-        require(
-            "DeployedAgent",
-            "sessions",
-            number,
-            fits,
-            f"be at most max_sessions={self.most}; forget some",
-        )
+        condition = f"be at most max_sessions={self.most}"
+        remedy = "end some with forget(sessions=[...])"
+        require("DeployedAgent", "number of sessions", number, fits, condition, remedy=remedy)
+
         for name in joining:
             self.rows[name] = self._free.pop() if self._free else len(self.rows)
         self.fresh.update(names)
 
     def forget(self, names: Sequence[Hashable]) -> None:
-        """Ends sessions. The memory of all is given back when the last one has left."""
+        """End sessions. All memory is released when the last session ends."""
         for name in names:
             self._free.append(self.rows.pop(name))
             self.fresh.discard(name)
-        self._free.sort(reverse=True)  # the lowest is given first, so that rows lie side by side
+        # The lowest row is given away first, so that rows in use lie side by side.
+        self._free.sort(reverse=True)
         if not self.rows:
-            self._free, self._states = [], None
+            self._free = []
+            self._states = None
 
     def order(self, names: Sequence[Hashable]) -> list[int]:
-        """The places of sessions in a list, in the order of their rows."""
-        return sorted(range(len(names)), key=lambda place: self.rows[names[place]])
+        """Return the positions in ``names``, sorted by the rows of the sessions."""
+        return sorted(range(len(names)), key=lambda position: self.rows[names[position]])
 
     def take(
         self, names: Sequence[Hashable], device: torch.device
     ) -> tuple[TensorDictBase, slice | Tensor]:
-        """The states ``[N]`` of sessions, with room for a timestep, and where they are, for
-        `put`.
+        """Return the states ``[N]`` of sessions, with room for one more timestep.
+
+        Args:
+            names: N sessions.
+            device: Device of the states.
+
+        Returns:
+            The states, a view of the kept ones if the rows lie side by side, and the rows for
+            `put`.
         """
-        encoder, states = self.step.policy.trajectory_encoder, self._states
+        encoder = self.step.policy.trajectory_encoder
+        num_rows = len(self.rows) + len(self._free)
+        states = self._states
         if states is None:
-            states = self.step.init_state(len(self.rows), device=device)
-        elif len(states) < len(self.rows) + len(self._free):
-            more = max(len(self.rows) + len(self._free) - len(states), len(states))
-            states = TensorDict.cat([states, states.new_zeros(more)])
+            # Free rows count, because sessions may have ended before the first decision.
+            states = self.step.init_state(num_rows, device=device)
+        elif len(states) < num_rows:
+            # The number at least doubles, so that all copies together are linear in it.
+            added = max(num_rows - len(states), len(states))
+            states = TensorDict.cat([states, states.new_zeros(added)])
         states["memory"] = encoder.grow(states["memory"])
         self._states = states
+
         rows = [self.rows[name] for name in names]
-        if rows == list(range(rows[0], rows[0] + len(rows))):
-            where: slice | Tensor = slice(rows[0], rows[0] + len(rows))
-        else:
+        first = rows[0]
+        where: slice | Tensor = slice(first, first + len(rows))
+        if rows != list(range(first, first + len(rows))):
             where = torch.tensor(rows, device=device)
         return states[where], where
 
     def put(self, taken: TensorDictBase, states: TensorDictBase, where: slice | Tensor) -> None:
-        """Keeps what `take` gave after a decision; what was written in place is left where it
-        is.
+        """Store the states after a decision.
+
+        Args:
+            taken: States before the decision, from `take`.
+            states: States after the decision, ``[N]``.
+            where: Rows, from `take`.
         """
         assert self._states is not None
-        in_place = isinstance(where, slice)
         for key in states.keys(True, True):
             value = states[key]
-            if not (in_place and value is taken.get(key)):
-                kept = self._states.get(key)
-                kept[where].copy_(value) if isinstance(where, slice) else kept.index_copy_(
-                    0, where, value
-                )
+            kept = self._states.get(key)
+            if not isinstance(where, slice):
+                kept.index_copy_(0, where, value)
+            elif value is not taken.get(key):
+                kept[where].copy_(value)
+            # Otherwise the step has written into the view, which is the kept state itself.

@@ -1,6 +1,4 @@
-"""Where a checkpoint is found: a file, a run directory, or an MLflow run, for whose id alone MLflow
-is imported.
-"""
+"""Checkpoints in a file, a run directory or an MLflow run; only the latter imports MLflow."""
 
 import tempfile
 from collections.abc import Collection, Sequence
@@ -9,9 +7,9 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from yamame.checks import UsageError
+from yamame.checks import UsageError, require
 from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
-from yamame.system.messages import format_value, one_line
+from yamame.system.messages import one_line
 
 Which = Literal["best", "last"]
 
@@ -19,18 +17,17 @@ Which = Literal["best", "last"]
 def read_checkpoint(
     source: str, which: Which, *, tracking_uri: str | None = None, optional: Collection[str] = ()
 ) -> LoadedCheckpoint:
-    """The weights of a run as the component ``agent``, averaged ones where it has them; temporary
-    files are gone then.
+    """Return a checkpoint, with averaged weights as component ``agent`` if the run has them.
 
     Args:
         source: A run directory, a checkpoint file, or the id of an MLflow run whose artifacts hold
-            checkpoints.
-        which: Which of a run's checkpoints: the one with the best evaluation, or the last one.
-        tracking_uri: The MLflow store where a run id is looked for; None for the one that is set.
-        optional: Further components to return, where there are such.
+            checkpoints. These are downloaded into a temporary folder.
+        which: Checkpoint of a run: the one with the best evaluation, or the last one.
+        tracking_uri: MLflow store in which a run id is looked up; None for the default store.
+        optional: Further components to return if the checkpoint has them.
 
     Raises:
-        UsageError: One line that names what is not there, or cannot be read.
+        UsageError: The source does not exist, or cannot be read.
     """
     check_which(which)
     path = Path(source)
@@ -40,55 +37,60 @@ def read_checkpoint(
         checkpoints = Checkpointer(path / "checkpoints")
         file = checkpoints.best if which == "best" else checkpoints.last
         if file is None:
-            raise UsageError(f"load: {source} must hold a {which} checkpoint, there is none")
+            raise UsageError(f"load: no {which} checkpoint in {source}")
         return _read([file], which, optional)
-    if "/" in source or "." in source:
+    if "/" in source or "." in source:  # ids have neither
         raise UsageError(
             f"load: {source} must be a run directory or a checkpoint, it does not exist"
         )
+
     try:
         from yamame.tracking.history import download_artifacts
         from yamame.tracking.tracker import TRACKING_URI
     except ModuleNotFoundError as error:
-        missing = f"it needs the package {error.name}, run: pip install 'yamame[train]'"
         raise UsageError(
-            f"load: {source} does not exist; if it is the id of an MLflow run, {missing}"
+            f"load: {source} does not exist",
+            remedy=(
+                f"the id of an MLflow run needs the package {error.name}, "
+                "run: pip install 'yamame[train]'"
+            ),
         ) from error
+    store = tracking_uri or TRACKING_URI
     with tempfile.TemporaryDirectory() as folder:
-        files = download_artifacts(
-            tracking_uri or TRACKING_URI, source, "checkpoints", Path(folder)
-        )
+        files = download_artifacts(store, source, "checkpoints", Path(folder))
         if not files:
-            raise UsageError(f"load: the MLflow run {source} must hold checkpoints, it has none")
+            raise UsageError(f"load: no checkpoints in the MLflow run {source}")
         return _read(files, which, optional)
 
 
 def check_which(which: Any) -> None:
-    """Refuses what names no checkpoint of a run."""
-    if which not in get_args(Which):
-        raise UsageError(f"load: checkpoint must be best or last, got {format_value(which)}")
+    """Refuse a value that does not name a checkpoint of a run."""
+    require("load", "checkpoint", which, which in get_args(Which), "be best or last")
 
 
 def _read(files: Sequence[Path], which: Which, optional: Collection[str]) -> LoadedCheckpoint:
-    """The last of some checkpoints, or the one with the best metric."""
+    """Return the last of several checkpoints, or the one with the best metric."""
+    if which == "last":
+        files = files[-1:]
     read = []
-    for path in files[-1:] if which == "last" else files:
+    for path in files:
+        checkpoints = Checkpointer(path.parent)
         try:
-            loaded = Checkpointer(path.parent).load(
-                {"agent": None}, which=path, optional=[*optional, "averaged"]
-            )
+            loaded = checkpoints.load({"agent": None}, which=path, optional=[*optional, "averaged"])
             averaged = loaded.values.pop("averaged", {})
-            loaded.values["agent"] |= averaged.get(
-                "network", averaged
-            )  # version 0.2 saved weights alone
-            read.append(loaded)
+            # Version 0.2 saved the averaged weights without a level for the network.
+            loaded.values["agent"] |= averaged.get("network", averaged)
         except UsageError:
             raise
-        except Exception as error:  # other people's files make torch.load raise almost anything
+        except Exception as error:  # with damaged files torch.load raises almost anything
             raise UsageError(
                 f"load: {path} must be a checkpoint, it cannot be read: {one_line(error)}"
             ) from error
-    return max(
-        read,
-        key=lambda loaded: (-torch.inf if loaded.metric is None else loaded.metric, loaded.step),
-    )
+        read.append(loaded)
+    return max(read, key=_rank)
+
+
+def _rank(checkpoint: LoadedCheckpoint) -> tuple[float, int]:
+    """Return the metric, before which no evaluation counts, and the step, which decides ties."""
+    metric = -torch.inf if checkpoint.metric is None else checkpoint.metric
+    return metric, checkpoint.step

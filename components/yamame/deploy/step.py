@@ -1,5 +1,4 @@
-"""One decision as a function of tensors: what is seen now and a state go in, what to do and the
-next state come out.
+"""One decision as a function of tensors, from an observation and a state to the next state.
 
 The state of N streams is a TensorDict ``[N]``:
 
@@ -7,12 +6,12 @@ The state of N streams is a TensorDict ``[N]``:
 key              shape         dtype    meaning
 ===============  ============  =======  ================================================
 ``memory``       ``[N]``                of the trajectory encoder, see `yamame.trajectory`
-``prev_action``  ``[N, A]``    float32  the encoded action that was executed last
+``prev_action``  ``[N, A]``    float32  encoded action that was executed last
 ``step_index``   ``[N, 1]``    int64    timestep of the last decision
 ===============  ============  =======  ================================================
 
-Where ``is_init`` is set, whatever the state of a stream holds is forgotten: one of zeros will do. A
-step may write into the memory it is given.
+Where ``is_init`` is set, the state of a stream is ignored, so that zeros will do. A step may write
+into the memory that is passed to it.
 """
 
 import torch
@@ -25,31 +24,37 @@ from yamame.transforms import context_values
 
 
 class ActingStep(nn.Module):
-    """What `evaluate` does with a policy at one timestep, without a memory in the module.
+    """Decision of a policy at one timestep, with all state in arguments.
 
-    It makes the context entries (`yamame.keys.CONTEXT`) as the environments of training make them.
+    It decides as `yamame.evaluation.evaluate` does, and computes the context entries
+    (`yamame.keys.CONTEXT`) as the environments of training do.
 
     Args:
         policy: The policy.
-        horizon: Steps after which ``time`` is 1; None: there is no ``time``, or it is among the
+        horizon: Steps after which ``time`` is 1; None if there is no ``time``, or it is one of the
             observations.
     """
 
     def __init__(self, policy: InContextPolicy, horizon: int | None) -> None:
         super().__init__()
-        self.policy, self.horizon = policy, horizon
+        self.policy = policy
+        self.horizon = horizon
 
     def init_state(
         self, num: int, *, capacity: int | None = None, device: Device = None
     ) -> TensorDict:
-        """The state of ``num`` streams that have seen nothing; ``capacity`` as for
-        `TrajectoryEncoder.init_memory`.
+        """Return the state of streams before their first timestep.
+
+        Args:
+            num: Number N of streams.
+            capacity: Size of the memory, as for `TrajectoryEncoder.init_memory`.
+            device: Device of all tensors.
         """
         memory = self.policy.trajectory_encoder.init_memory(num, capacity=capacity, device=device)
-        sizes = num, self.policy.action_space.encoded_size
+        encoded_size = self.policy.action_space.encoded_size
         entries = {
             "memory": memory,
-            "prev_action": torch.zeros(*sizes, device=memory.device),
+            "prev_action": torch.zeros(num, encoded_size, device=memory.device),
             "step_index": torch.zeros(num, 1, dtype=torch.int64, device=memory.device),
         }
         return TensorDict(entries, [num])
@@ -62,18 +67,18 @@ class ActingStep(nn.Module):
         trial_start: Tensor,
         state: TensorDictBase,
     ) -> tuple[Tensor, TensorDict]:
-        """Decides.
+        """Compute the distributions of the next actions.
 
         Args:
-            observation: ``[N]``, what the environment shows beside the context.
-            reward: ``[N, 1]`` float32, received on arrival; of no meaning where ``is_init`` is set.
-            is_init: ``[N, 1]`` bool, an episode starts.
-            trial_start: ``[N, 1]`` bool, another trial starts within an episode.
-            state: ``[N]``, with room for a timestep.
+            observation: ``[N]``, without the context entries.
+            reward: ``[N, 1]`` float32, reward of the last action; ignored where ``is_init`` is set.
+            is_init: ``[N, 1]`` bool, marks the first timestep of an episode.
+            trial_start: ``[N, 1]`` bool, marks the start of a further trial within an episode.
+            state: ``[N]``, with room for one more timestep.
 
         Returns:
-            Parameters of the distributions ``[N, P]``, and the next state, in which the caller
-            replaces ``prev_action`` by what is executed (`ActionEncoding.encode`).
+            Parameters of the distributions ``[N, P]``, and the next state. The caller replaces its
+            ``prev_action`` by the executed action (`ActionEncoding.encode`).
         """
         step_index = (state["step_index"] + 1).masked_fill(is_init, 0)
         prev_action = state["prev_action"].masked_fill(is_init, 0.0)
@@ -85,6 +90,9 @@ class ActingStep(nn.Module):
             trial_start=trial_start | is_init,
             horizon=self.horizon,
         )
-        params, memory = self.policy.decide(observation.copy().update(context), state["memory"])
+        # A copy, because the caller's observation must not get the context entries.
+        timestep = observation.copy().update(context)
+        params, memory = self.policy.decide(timestep, state["memory"])
+
         entries = {"memory": memory, "prev_action": prev_action, "step_index": step_index}
         return params, TensorDict(entries, observation.batch_size)

@@ -1,3 +1,1 @@
-"""What a run needs and will cost, told before it begins: packages, machine, a trial of some
-seconds.
-"""
+"""Checks of what a run needs, and a forecast of what it takes: packages, machine, a short trial."""

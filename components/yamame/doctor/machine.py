@@ -1,4 +1,4 @@
-"""What the machine has, and what of it a configuration cannot use or wastes."""
+"""Resources of the machine, and settings that it cannot serve."""
 
 import os
 import shutil
@@ -7,68 +7,84 @@ from pathlib import Path
 
 import psutil
 import torch
-from omegaconf import DictConfig
 
-_GROUP = Path("/sys/fs/cgroup")
-"""Where Linux says how much memory a container may take."""
+from yamame.cli.sections import AnyConfig
+
 GIGABYTE = 1e9
+_GROUP = Path("/sys/fs/cgroup")
+"""Folder in which Linux limits the memory of a container."""
 
 
 def memory_left() -> float:
-    """Bytes that this process may still take; of a container what its limit leaves."""
-    left = float(psutil.virtual_memory().available)
+    """Return the memory in bytes that this process can still allocate."""
+    available = float(psutil.virtual_memory().available)
     try:
-        limit, used = (
-            (_GROUP / f"memory.{name}").read_text().strip() for name in ("max", "current")
-        )
-        return left if limit == "max" else min(left, float(limit) - float(used))
+        limit = (_GROUP / "memory.max").read_text().strip()
+        used = (_GROUP / "memory.current").read_text().strip()
+        if limit == "max":
+            return available
+        # psutil reports the memory of the host, of which a container may use less.
+        return min(available, float(limit) - float(used))
     except (OSError, ValueError):
-        return left
+        return available
 
 
 def disk_left(folder: Path) -> float:
-    """Bytes that are free where a folder is, or will be."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    return float(shutil.disk_usage(there).free)
+    """Return the free space in bytes on the disk of a folder, which need not exist."""
+    return float(shutil.disk_usage(_existing(folder)).free)
+
+
+def _existing(folder: Path) -> Path:
+    """Return a path, or the first of its parents that exists."""
+    path = folder.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
-def described(cfg: DictConfig) -> str:
-    """The machine in a line."""
+def describe_machine(cfg: AnyConfig) -> str:
+    """Describe the machine in one line."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    idle = (
-        ["which device=cpu leaves idle"] if gpus and torch.device(cfg.device).type == "cpu" else []
-    )
-    return ", ".join(
-        [
-            f"{num_cores()} cores, of which torch uses {torch.get_num_threads()}",
-            f"{memory_left() / GIGABYTE:.1f} GB of memory",
-            f"{disk_left(Path(cfg.run.root)) / GIGABYTE:.1f} GB of disk at {cfg.run.root}",
-            *(gpus or ["no GPU"]),
-            *idle,
-        ]
-    )
+    parts = [
+        f"{num_cores()} cores, of which torch uses {torch.get_num_threads()}",
+        f"{memory_left() / GIGABYTE:.1f} GB of memory",
+        f"{disk_left(Path(cfg.run.root)) / GIGABYTE:.1f} GB of disk at {cfg.run.root}",
+        *(gpus or ["no GPU"]),
+    ]
+    if gpus and torch.device(cfg.device).type == "cpu":
+        parts.append("which device=cpu leaves idle")
+    return ", ".join(parts)
 
 
-def problems(cfg: DictConfig) -> Iterator[str]:
-    """What stands in the way of a run, a line each."""
+def problems(cfg: AnyConfig) -> Iterator[str]:
+    """Yield a line for each setting or variable that keeps a run from beginning."""
+    cores = num_cores()
     threads = os.environ.get("OMP_NUM_THREADS", "1")
-    if not threads.isdecimal() or not 0 < int(threads) <= num_cores():
-        yield f"OMP_NUM_THREADS: must be from 1 to the {num_cores()} cores there are, got {threads!r}; unset it"
+    if not threads.isdecimal() or not 0 < int(threads) <= cores:
+        allowed = f"must be from 1 to the {cores} cores there are"
+        yield f"OMP_NUM_THREADS: {allowed}, got {threads!r}; unset it"
+
+    # The driver's own program is there, so the machine has a GPU.
     if not torch.cuda.is_available() and shutil.which("nvidia-smi"):
-        why = "was built without CUDA" if torch.version.cuda is None else "does not get at it"
+        reason = "was built without CUDA" if torch.version.cuda is None else "cannot use it"
         yield (
-            f"torch: there is a GPU, and torch {torch.__version__} {why}; https://pytorch.org says which build "
-            "fits its driver"
+            f"torch: there is a GPU, and torch {torch.__version__} {reason}; "
+            "https://pytorch.org lists the builds for its driver"
         )
+
     workers = cfg.workers.num_processes
-    if workers >= num_cores() > 1:
-        yield f"workers.num_processes: must leave a core to the learner, got {workers} of {num_cores()}"
-    folder = Path(cfg.run.root)
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        yield f"run.root: must be a folder to write into, got {cfg.run.root}, where {there} is none"
+    if workers >= cores > 1:
+        allowed = "must leave a core to the learner"
+        yield f"workers.num_processes: {allowed}, got {workers} of {cores}"
+
+    existing = _existing(Path(cfg.run.root))
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        allowed = "must be a folder to write into"
+        yield f"run.root: {allowed}, got {cfg.run.root}; cannot write into {existing}"

@@ -1,8 +1,12 @@
-"""A run of some seconds, measured, and what it says of the whole one."""
+"""A short trial of a run, and the forecast of the whole run."""
 
+import io
 import math
+import tempfile
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -11,8 +15,11 @@ import psutil
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from yamame.cli.nodes import plain
+from yamame.cli.sections import AnyConfig
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
+from yamame.runs.api import load_recipe
 from yamame.runs.callbacks import Callback
 from yamame.runs.state import RunState
 from yamame.system.budget import Budget
@@ -20,156 +27,218 @@ from yamame.system.budget import Budget
 Part = Literal["starting", "collecting", "learning", "evaluating", "saving", "ending"]
 PARTS: tuple[Part, ...] = get_args(Part)
 _NEVER = 10**15
-_UPDATES = 20  # measured at least
-_PATIENCE = 4  # times the seconds, where there are no updates yet
+_FEWEST_UPDATES = 20
+"""Updates that a trial measures at least."""
+_PATIENCE = 4
+"""Multiple of its seconds that a trial waits for the first updates."""
+_HARMLESS = ("trial: stopped", "no video")
+"""Beginnings of lines that a run prints without a problem."""
 
 
-def shortened(cfg: DictConfig, root: Path, seconds: float) -> DictConfig:
-    """The configuration of a trial: that of the run, but updates begin at once, and nothing is
-    kept.
+def shortened(cfg: AnyConfig, root: Path, seconds: float) -> DictConfig:
+    """Return the configuration of a trial: updates begin at once, and nothing is logged.
 
     Args:
-        cfg: The composed configuration of ``train``.
-        root: Where the trial may write.
-        seconds: How long it is to go on, at least.
+        cfg: Composed configuration of ``train``.
+        root: Folder that the trial may write into.
+        seconds: Least duration of the trial.
     """
     schedule = cfg.schedule
     changed = {
         "run": {"name": "trial", "root": str(root), "overwrite": False},
         "resume": False,
+        # Only a backstop: the stopwatch ends the trial.
         "budget": {"minutes": 10 * _PATIENCE * seconds / 60},
         "schedule": {
             "learning_starts": min(schedule.learning_starts, schedule.steps_per_iteration),
-            "offline_updates": min(schedule.offline_updates, _UPDATES),
+            "offline_updates": min(schedule.offline_updates, _FEWEST_UPDATES),
         },
         "evaluation": {"interval": _NEVER},
         "checkpoint": {"interval": _NEVER},
         "logger": {"_target_": "yamame.tracking.NullTracker"},
         "expected": None,
     }
-    trial = OmegaConf.create(
-        {key: node for key, node in cfg.items() if key not in ("measure", "logger")}
-    )
-    return OmegaConf.merge(trial, changed)  # type: ignore[return-value]
+    kept = plain(cfg)
+    for key in ("measure", "logger"):
+        kept.pop(key, None)
+    return OmegaConf.merge(OmegaConf.create(kept), changed)  # type: ignore[return-value]
 
 
 class Stopwatch(Callback):
-    """Measures what the parts of a run take, and stops it when it has seen enough.
+    """Measures the parts of a run, and stops the run after enough measurements.
 
     Args:
-        seconds: For how long to measure, from the first step on; up to four times as long until
-            there are updates.
+        seconds: Seconds to measure from the first step on; up to four times as long until there are
+            updates.
 
     Attributes:
-        marks: Parts of the run in their order, each with its seconds and how many steps, updates,
-            evaluations or checkpoints it was.
-        memory: Largest resident memory of this process and those it started, in bytes.
-        cores: How many were busy on average.
-        timesteps: Of episodes that have ended, and so are in the replay.
-        replay_bytes, checkpoint_bytes: On disk at the end.
-        run: The run, since it has begun.
+        marks: Parts of the run in their order, each with its seconds and its number of steps,
+            updates, evaluations or checkpoints.
+        memory: Largest resident memory of this process and its children, in bytes.
+        cores: Mean number of busy cores.
+        timesteps: Timesteps of episodes that have ended, which are those in the replay.
+        replay_bytes: Size of the replay on disk.
+        checkpoint_bytes: Size of a checkpoint on disk.
+        run: The run; None before it begins.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.marks: list[tuple[Part, float, int]] = []
-        self.memory = self.cores = 0.0
-        self.timesteps = self.replay_bytes = self.checkpoint_bytes = 0
+        self.memory = 0.0
+        self.cores = 0.0
+        self.timesteps = 0
+        self.replay_bytes = 0
+        self.checkpoint_bytes = 0
         self.run: RunState | None = None
-        self._last = psutil.Process().create_time() - time.time() + time.monotonic()
+        # The imports before this line are part of starting, so the clock begins with the process.
+        age = time.time() - psutil.Process().create_time()
+        self._last = time.monotonic() - age
         self._warm = 0
 
     def on_begin(self, run: RunState) -> None:
-        """Everything was imported, built and restored."""
+        """Count everything until now as starting."""
         self._mark("starting", 1)
-        self.run, self._begun = run, self._last
+        self.run = run
+        self._begin = self._last
+        # Evidence of skipped updates would be deleted with the folder of the trial.
+        run.guard.directory = None
 
     def on_collect(self, run: RunState, episodes: Episodes) -> None:
-        """Steps were played."""
+        """Count steps."""
         self._mark("collecting", episodes.num_steps)
+        # An episode has one timestep more than steps: the one after the last step.
         self.timesteps += int(episodes.lengths.sum()) + len(episodes.lengths)
 
     def on_update(self, run: RunState, metrics: Mapping[str, Tensor]) -> None:
-        """An update was made."""
+        """Count an update."""
         self._mark("learning", 1)
 
     def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
-        """An iteration has ended; the last one where enough was measured."""
+        """End an iteration, and the run after enough measurements."""
         self._mark("collecting", 0)
         self._weigh()
-        self._warm = self._warm or (len(self.marks) if self.count("learning") else 0)
-        measured = self._last - self._begun
+        if self._warm == 0 and self.count("learning") > 0:
+            self._warm = len(self.marks)
         self.cores = run.costs.cpu_s / max(run.costs.wall_s, 1e-9)
-        enough = (
-            self.count("learning", self._warm) >= _UPDATES or measured >= _PATIENCE * self.seconds
-        )
-        if enough and measured >= self.seconds:
+
+        measured = self._last - self._begin
+        has_updates = self.count("learning", self._warm) >= _FEWEST_UPDATES
+        is_patient = measured < _PATIENCE * self.seconds
+        if measured >= self.seconds and (has_updates or not is_patient):
             run.stop("measured")
 
     def on_evaluate(self, run: RunState, result: EvaluationResult) -> None:
-        """Held-out tasks were played."""
+        """Count an evaluation."""
         self._mark("evaluating", 1)
         self._weigh()
 
     def on_save(self, run: RunState) -> None:
-        """A checkpoint is about to be written."""
+        """Count the time since the last mark as saving."""
         self._mark("saving", 0)
 
     def on_saved(self, run: RunState, path: Path) -> None:
-        """A checkpoint was written."""
+        """Count a checkpoint."""
         self._mark("saving", 1)
         self.checkpoint_bytes = path.stat().st_size
-        self.replay_bytes = sum(
-            f.stat().st_size for f in (run.path / "replay").rglob("*") if f.is_file()
-        )
+        self.replay_bytes = 0
+        for file in (run.path / "replay").rglob("*"):
+            if file.is_file():
+                self.replay_bytes += file.stat().st_size
 
     def on_end(self, run: RunState) -> None:
-        """Everything is closed."""
+        """Count the time since the last mark as ending."""
         self._mark("ending", 1)
 
     def _mark(self, part: Part, times: int) -> None:
-        """What has passed since the last mark was of this part."""
+        """Attribute the time since the last mark to a part."""
         now = time.monotonic()
         self.marks.append((part, now - self._last, times))
         self._last = now
 
     def _weigh(self) -> None:
         processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        self.memory = max(self.memory, sum(each.memory_info().rss for each in processes))
+        memory = sum(process.memory_info().rss for process in processes)
+        self.memory = max(self.memory, memory)
 
     def count(self, part: Part, since: int = 0) -> int:
-        """How often a part took place."""
-        return sum(times for name, _, times in self.marks[since:] if name == part)
+        """Return the number of steps, updates, evaluations or checkpoints of a part."""
+        count = 0
+        for name, _, times in self.marks[since:]:
+            if name == part:
+                count += times
+        return count
 
     def spent(self, part: Part, since: int = 0) -> float:
-        """Seconds of a part."""
-        return sum(seconds for name, seconds, _ in self.marks[since:] if name == part)
+        """Return the seconds of a part."""
+        spent = 0.0
+        for name, seconds, _ in self.marks[since:]:
+            if name == part:
+                spent += seconds
+        return spent
 
     def each(self, part: Part) -> float:
-        """Seconds of one step, update, evaluation or checkpoint.
-
-        Steps and updates of the first iteration with updates and of those before it count only
-        where there are no others, for they load, compile and fill caches.
-        """
-        since = self._warm if self.count(part, self._warm) else 0
+        """Return the seconds of one step, update, evaluation or checkpoint."""
+        # The first iteration with updates, and those before it, load, compile and fill caches. They
+        # count only if there is nothing else.
+        since = self._warm if self.count(part, self._warm) > 0 else 0
         return self.spent(part, since) / max(1, self.count(part, since))
 
     def warming(self) -> float:
-        """Seconds that the first steps and updates took beyond those of later ones."""
+        """Return the seconds that the first steps and updates took beyond those of later ones."""
+        beyond = 0.0
         parts: tuple[Part, ...] = ("collecting", "learning")
-        return max(
-            0.0, sum(self.spent(part) - self.each(part) * self.count(part) for part in parts)
-        )
+        for part in parts:
+            beyond += self.spent(part) - self.each(part) * self.count(part)
+        return max(0.0, beyond)
+
+
+def run_trial(cfg: AnyConfig, watch: Stopwatch) -> list[str]:
+    """Train until the stopwatch stops the run.
+
+    Args:
+        cfg: Composed configuration of ``train``, whose ``run.root`` need not exist. Everything that
+            is written below it is deleted.
+        watch: Measures the run.
+
+    Returns:
+        Lines that the run printed as warnings.
+    """
+    errors = io.StringIO()
+    with _temporary_folder(Path(cfg.run.root)) as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with redirect_stdout(io.StringIO()), redirect_stderr(errors):
+            trial = shortened(cfg, folder, watch.seconds)
+            load_recipe("train").train(trial, callbacks=[watch])
+    lines = []
+    for line in errors.getvalue().splitlines():
+        if line and not line.startswith(_HARMLESS) and line not in lines:
+            lines.append(line)
+    return lines
+
+
+@contextmanager
+def _temporary_folder(root: Path) -> Iterator[Path]:
+    """Yield a folder on the disk of the runs; delete it, and parents made for it, afterwards."""
+    new = [path for path in (root, *root.parents) if not path.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=root) as folder:
+            yield Path(folder)
+    finally:
+        for path in new:  # innermost first
+            path.rmdir()
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a whole run will take.
+    """Forecast of a whole run.
 
     Attributes:
-        env_steps, updates: At its end.
-        seconds: Per part.
-        limit: The key of the budget that ends it.
+        env_steps: Environment steps at its end.
+        updates: Updates at its end.
+        seconds: Seconds of each part.
+        limit: Key of the budget that ends it.
     """
 
     env_steps: int
@@ -183,63 +252,74 @@ class Forecast:
         return sum(self.seconds.values())
 
 
-def forecast(watch: Stopwatch, cfg: DictConfig) -> Forecast:
-    """What the run of a configuration will take, by what a trial took.
-
-    A budget of minutes, which is counted from the beginning of the run on, ends it where the others
-    would come later.
+def forecast(watch: Stopwatch, cfg: AnyConfig) -> Forecast:
+    """Forecast a run from a trial.
 
     Args:
-        watch: Of a trial that has ended.
-        cfg: The configuration of the run itself.
+        watch: Stopwatch of a trial that has ended.
+        cfg: Configuration of the run itself.
     """
     budget = Budget(**cfg.budget)
+    env_steps = budget.env_steps or math.inf
+    limit = "env_steps"
+    steps_of_updates = _steps_of(cfg, budget.updates)
+    if steps_of_updates < env_steps:
+        env_steps = steps_of_updates
+        limit = "updates"
+    ends = env_steps < math.inf
 
-    def at(env_steps: float, limit: str) -> Forecast:
-        return Forecast(
-            int(env_steps), _updates(cfg, env_steps), _seconds(watch, cfg, env_steps), limit
-        )
+    whole = _at(watch, cfg, env_steps, limit) if ends else _at(watch, cfg, 0.0, "none")
+    if budget.minutes is None:
+        return whole
+    # The minutes of a budget begin with the run, after imports and building.
+    seconds = 60 * budget.minutes + watch.spent("starting")
+    if ends and whole.total <= seconds:
+        return whole
 
-    def in_time(whole: Forecast) -> bool:
-        return whole.total - watch.spent("starting") <= 60 * (budget.minutes or math.inf)
-
-    most = {"env_steps": budget.env_steps or math.inf, "updates": _steps_of(cfg, budget.updates)}
-    limit = min(most, key=lambda name: most[name])
-    whole = at(most[limit], limit) if most[limit] < math.inf else None
-    if budget.minutes is None or (whole is not None and in_time(whole)):
-        return whole or at(0, "none")
-    low, high = 0.0, min(most[limit], 60 * budget.minutes / watch.each("collecting"))
+    # The time of a run is monotonic in its steps, but no simple function of them: bisection.
+    low = 0.0
+    high = min(env_steps, 60 * budget.minutes / watch.each("collecting"))
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if in_time(at(middle, "")) else (low, middle)
-    return at(low, "minutes")
+        if _at(watch, cfg, middle, "minutes").total <= seconds:
+            low = middle
+        else:
+            high = middle
+    return _at(watch, cfg, low, "minutes")
 
 
-def _updates(cfg: DictConfig, env_steps: float) -> int:
-    """Updates that the schedule makes in so many steps."""
-    schedule = cfg.schedule
-    return int(max(0.0, env_steps - schedule.learning_starts) * schedule.updates_per_step) + int(
-        schedule.offline_updates
-    )
-
-
-def _steps_of(cfg: DictConfig, updates: float | None) -> float:
-    """Steps after which the schedule has made so many updates."""
-    schedule = cfg.schedule
-    if updates is None or (updates > schedule.offline_updates and not schedule.updates_per_step):
-        return math.inf
-    beyond = max(0.0, updates - schedule.offline_updates)
-    return schedule.learning_starts + beyond / schedule.updates_per_step if beyond else 0.0
-
-
-def _seconds(watch: Stopwatch, cfg: DictConfig, env_steps: float) -> dict[Part, float]:
+def _at(watch: Stopwatch, cfg: AnyConfig, env_steps: float, limit: str) -> Forecast:
+    """Forecast a run that ends after so many steps."""
+    updates = _updates(cfg, env_steps)
     evaluations = env_steps // cfg.evaluation.interval + 1
+    # A checkpoint is also written after every evaluation.
     checkpoints = env_steps // min(cfg.evaluation.interval, cfg.checkpoint.interval) + 1
-    return {
+    seconds: dict[Part, float] = {
         "starting": watch.spent("starting") + watch.warming(),
         "collecting": watch.each("collecting") * env_steps,
-        "learning": watch.each("learning") * _updates(cfg, env_steps),
+        "learning": watch.each("learning") * updates,
         "evaluating": watch.each("evaluating") * evaluations,
         "saving": watch.each("saving") * checkpoints,
         "ending": watch.spent("ending"),
     }
+    return Forecast(int(env_steps), updates, seconds, limit)
+
+
+def _updates(cfg: AnyConfig, env_steps: float) -> int:
+    """Return the number of updates that the schedule makes in so many steps."""
+    schedule = cfg.schedule
+    learned_steps = max(0.0, env_steps - schedule.learning_starts)
+    return int(learned_steps * schedule.updates_per_step) + int(schedule.offline_updates)
+
+
+def _steps_of(cfg: AnyConfig, updates: float | None) -> float:
+    """Return the number of steps after which the schedule has made so many updates."""
+    schedule = cfg.schedule
+    if updates is None:
+        return math.inf
+    online = updates - schedule.offline_updates
+    if online <= 0:
+        return 0.0
+    if schedule.updates_per_step == 0:
+        return math.inf
+    return schedule.learning_starts + online / schedule.updates_per_step

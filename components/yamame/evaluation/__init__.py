@@ -1,4 +1,4 @@
-"""Complete episodes on held-out tasks, in-context curves, intervals and videos."""
+"""Evaluation on held-out tasks: complete episodes, in-context curves, intervals and videos."""
 
 from yamame.evaluation.contract import joint_estimate as joint_estimate
 from yamame.evaluation.contract import judge as judge

@@ -1,84 +1,93 @@
-"""Protocol of published evaluations: one number per task, and what several seeds say on the same
-tasks.
+"""Protocol of published evaluations: one score per task, for several seeds on the same tasks.
 
-A seed is trained, then every task of a fixed list is played once (`yamame.evaluation.evaluate` with
-``task_seeds``). The estimate is the mean over tasks, then over seeds. It has two intervals:
+Each seed is trained, then plays every task of a fixed list once (`yamame.evaluation.evaluate` with
+``task_seeds``). The estimate is the mean over tasks, then over seeds, with two intervals:
 
-- The one of the published protocol, a percentile bootstrap that resamples seeds and tasks. A
-  resample has the same tasks for all of its seeds, so the difficulty of a task is not taken for
-  noise of a seed. With three to five seeds it is too narrow, because so few seeds cannot be
-  resampled in many ways. It is there to be compared with published ones.
-- Student's over the means of the seeds, which covers the mean of all possible seeds on these tasks,
-  for few seeds too.
-
-If the seeds do not differ, there is no interval over seeds, only one over tasks.
+- That of the published protocol: a percentile bootstrap over seeds and tasks. It is too narrow for
+  three to five seeds, because so few seeds cannot be resampled in many ways, and serves to compare
+  with published intervals.
+- Student's, over the means of the seeds. It covers the mean of all possible seeds on these tasks,
+  also for few seeds.
 
 Source: the protocol of RSM (https://github.com/Jiaweeeeeen/RSM-ICLR, docs/EXPERIMENTS.md).
 """
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from yamame.checks import require, require_at_least, require_choice
-from yamame.evaluation.intervals import Interval, mean_interval, tasks_interval, with_width
+from yamame.checks import Bounds, check_bounds, require, require_choice
+from yamame.evaluation.intervals import (
+    Confidence,
+    Interval,
+    mean_interval,
+    tasks_interval,
+    with_width,
+)
 from yamame.evaluation.result import EvaluationResult
 
 Outcome = Literal["above", "comparable", "below"]
 
 
-def _success(result: EvaluationResult) -> Tensor:
-    require(
-        "measure",
-        "endpoint",
-        "success",
-        result.success is not None,
-        "be reported by the environment",
-    )
-    assert result.success is not None
-    return result.success
+def _accuracy(result: EvaluationResult) -> Tensor:
+    # Right answers pay 1 in all, wrong answers -1.
+    return (result.returns + 1) / 2
+
+
+def _doors(result: EvaluationResult) -> Tensor:
+    # A trial pays 1 for the key and 1 for the door.
+    return (result.trial_returns >= 2).sum(1)
 
 
 def _goals(result: EvaluationResult) -> Tensor:
-    require(
-        "measure",
-        "endpoint",
-        "goals",
-        result.num_goals is not None,
-        "be of an environment with goals",
-    )
+    has_goals = result.num_goals is not None
+    require("measure", "endpoint", "goals", has_goals, "be of an environment with goals")
     assert result.num_goals is not None
     return result.returns / result.num_goals
 
 
+def _return(result: EvaluationResult) -> Tensor:
+    return result.returns
+
+
+def _success(result: EvaluationResult) -> Tensor:
+    is_reported = result.success is not None
+    require("measure", "endpoint", "success", is_reported, "be reported by the environment")
+    assert result.success is not None
+    return result.success
+
+
 ENDPOINTS: Mapping[str, Callable[[EvaluationResult], Tensor]] = {
-    "accuracy": lambda result: (result.returns + 1) / 2,
-    "doors": lambda result: (result.trial_returns >= 2).sum(1),
+    "accuracy": _accuracy,
+    "doors": _doors,
     "goals": _goals,
-    "return": lambda result: result.returns,
+    "return": _return,
     "success": _success,
 }
-"""Measures of a task: the share of right answers, where these pay 1 in all and wrong ones -1; the
-number of trials in which the key and the door were found; the share of its goals; the return;
-success."""
+"""Measures of a task: the share of right answers; the number of trials in which both the key and
+the door were found; the share of reached goals; the return; success."""
 
 
 def measure(result: EvaluationResult, endpoint: str) -> Tensor:
     """Compute an endpoint of every task, ``[E]`` float64.
 
+    Args:
+        result: Result of one episode per task.
+        endpoint: Name in `ENDPOINTS`.
+
     Raises:
-        ValueError: There is no such endpoint, or the environment does not report it.
+        ArgumentError: The endpoint is unknown, or the environment does not report it.
     """
     require_choice("measure", "endpoint", endpoint, tuple(ENDPOINTS))
     return ENDPOINTS[endpoint](result).double()
 
 
 class JointEstimate(NamedTuple):
-    """A mean over tasks and seeds with its intervals.
+    """Mean over tasks and seeds, with intervals.
 
     Attributes:
         value: Mean over tasks, then over seeds.
@@ -98,8 +107,13 @@ class JointEstimate(NamedTuple):
     tasks: Interval | None = None
 
 
+@check_bounds
 def joint_estimate(
-    scores: ArrayLike, *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
+    scores: ArrayLike,
+    *,
+    confidence: Confidence = 0.95,
+    num_resamples: Annotated[int, Bounds(least=2)] = 2000,
+    seed: int = 0,
 ) -> JointEstimate:
     """Estimate the mean score of several seeds on the same tasks.
 
@@ -110,7 +124,7 @@ def joint_estimate(
         seed: Seed of the generator that draws the resamples.
 
     Raises:
-        ValueError: An argument is out of its range.
+        ArgumentError: An argument is out of its range.
         ImportError: SciPy is not installed.
 
     >>> found = joint_estimate([[0.0, 1.0], [1.0, 1.0]])
@@ -118,34 +132,61 @@ def joint_estimate(
     (0.75, [0.5, 1.0], (0.0, 1.0))
     """
     table = np.asarray(scores, np.float64)
-    good = table.ndim == 2 and table.size > 0 and bool(np.isfinite(table).all())
-    require("joint_estimate", "scores", table.shape, good, "be finite [seeds, tasks]")
-    require("joint_estimate", "confidence", confidence, 0.0 < confidence < 1.0, "be in (0, 1)")
-    require_at_least("joint_estimate", 2, num_resamples=num_resamples)
+    is_table = table.ndim == 2 and table.size > 0
+    is_finite = bool(np.isfinite(table).all())
+    holds = is_table and is_finite
+    require("joint_estimate", "scores", table.shape, holds, "be finite [seeds, tasks]")
     num_seeds, num_tasks = table.shape
-    value, of_seeds = float(table.mean()), table.mean(1)
+    value = float(table.mean())
+    seed_means = table.mean(1)
     if num_seeds < 2:
-        return JointEstimate(value, None, None, of_seeds.tolist())
+        return JointEstimate(value, None, None, seed_means.tolist())
 
-    rng, means = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    means = []
     for _ in range(num_resamples):
-        drawn = np.ix_(
-            rng.integers(num_seeds, size=num_seeds), rng.integers(num_tasks, size=num_tasks)
-        )
-        means.append(table[drawn].mean())
+        seeds = rng.integers(num_seeds, size=num_seeds)
+        tasks = rng.integers(num_tasks, size=num_tasks)
+        # The same tasks for all seeds, so that hard tasks are not taken for noise between seeds.
+        resample = table[np.ix_(seeds, tasks)]
+        means.append(resample.mean())
     low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
-    student = with_width(*mean_interval(torch.from_numpy(of_seeds), confidence=confidence))
-    bootstrap = with_width(float(low), float(high))
-    over_tasks = tasks_interval(table.mean(0), confidence=confidence)
-    return JointEstimate(value, student, bootstrap, of_seeds.tolist(), over_tasks)
+
+    student = mean_interval(torch.from_numpy(seed_means), confidence=confidence)
+    return JointEstimate(
+        value=value,
+        student=with_width(*student),
+        bootstrap=with_width(float(low), float(high)),
+        seeds=seed_means.tolist(),
+        tasks=tasks_interval(table.mean(0), confidence=confidence),
+    )
 
 
 def judge(ours: float, published: float, margin: float) -> Outcome:
-    """Compare two means: ``comparable`` within a margin, else ``above`` or ``below``. No test of
-    significance.
+    """Compare two means: ``comparable`` within a margin, else ``above`` or ``below``.
+
+    This is no test of significance.
 
     >>> judge(29.0, 29.8, 1.0), judge(31.0, 29.8, 1.0)
     ('comparable', 'above')
     """
     difference = ours - published
-    return "comparable" if abs(difference) <= margin else "above" if difference > 0 else "below"
+    if abs(difference) <= margin:
+        return "comparable"
+    return "above" if difference > 0 else "below"
+
+
+def judge_estimate(
+    ours: JointEstimate, published: float, margin: float
+) -> tuple[Outcome, bool] | None:
+    """Compare an estimate with a published mean.
+
+    Returns:
+        The outcome of `judge`, and whether all of Student's interval has the same outcome; None
+        with a single seed.
+    """
+    if len(ours.seeds) < 2:
+        return None
+    outcome = judge(ours.value, published, margin)
+    ends = [judge(end, published, margin) for end in ours.student or ()]
+    return outcome, bool(ends) and all(end == outcome for end in ends)

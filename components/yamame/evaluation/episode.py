@@ -1,6 +1,4 @@
-"""Episodes step by step: to watch one or read it as text while it is played, to have all of it, or
-a video of some.
-"""
+"""Single episodes: step by step, as text, or as a video."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +10,7 @@ from tensordict import TensorDictBase, unravel_key
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import step_mdp
 
-from yamame.checks import require, require_at_least
+from yamame.checks import PositiveInt, check_bounds, require
 from yamame.evaluation.held_out import Policy, act, acting, fresh_copy
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD
 from yamame.keys import ENTRIES
@@ -20,6 +18,7 @@ from yamame.spaces import Spaces
 
 Watch = Callable[[TensorDictBase], None]
 _MOST_NUMBERS = 8
+"""Arrays with more numbers are described by their shape."""
 _NO_OBSERVATIONS = {"next", *(entry.name for entry in ENTRIES)}
 _EVENTS = {
     "trial_start": "a trial begins",
@@ -29,34 +28,33 @@ _EVENTS = {
 }
 
 
+@check_bounds
 def play_episode(
     policy: Policy,
     env: EnvBase,
     *,
-    max_steps: int | None = None,
+    max_steps: PositiveInt | None = None,
     greedy: bool = False,
     seed: int = 0,
     watch: Watch | None = None,
 ) -> TensorDictBase:
-    """Plays one episode: the first that an evaluation of one env with the same seed plays.
+    """Play one episode: the first of an evaluation of one env with the same seed.
 
     Args:
         policy, max_steps, greedy, seed: As for `evaluate`.
         env: Environment of one env; seeded, and left where the episode ended.
-        watch: Called when the episode has begun, with its first timestep, and after every step with
-            that step, which has ``next``; ``env.render()`` then draws where the step led. Random
-            numbers that it draws change the samples.
+        watch: Called with the first timestep, and after every step with that step, which has
+            ``next``; ``env.render()`` then draws the result of the step. Random numbers that it
+            draws change the samples.
 
     Returns:
-        ``[1, T]``: timesteps with actions and what followed, as TorchRL's rollouts.
+        ``[1, T]``: timesteps with actions and ``next``, as TorchRL's rollouts.
 
     Raises:
-        ValueError: If ``env`` has several envs or ``max_steps`` is not positive.
+        ArgumentError: ``env`` has several envs, or ``max_steps`` is not positive.
     """
-    require(
-        "play_episode", "env", tuple(env.batch_size), env.batch_size.numel() == 1, "have one env"
-    )
-    require_at_least("play_episode", 1, max_steps=1 if max_steps is None else max_steps)
+    shape = tuple(env.batch_size)
+    require("play_episode", "env", shape, env.batch_size.numel() == 1, "have one env")
     copied = fresh_copy(policy)
     steps: list[TensorDictBase] = []
     with acting(seed, greedy=greedy):
@@ -64,8 +62,10 @@ def play_episode(
         timestep = env.reset()
         if watch is not None:
             watch(timestep)
+
         while max_steps is None or len(steps) < max_steps:
             step = env.step(act(copied, timestep, env.action_key))
+            # A copy, because the environment may write the next step into the same tensors.
             steps.append(step.clone())
             if watch is not None:
                 watch(step)
@@ -84,26 +84,28 @@ def render_video(
     greedy: bool = False,
     seed: int = 0,
 ) -> npt.NDArray[np.uint8]:
-    """Plays the first env of an environment and draws every timestep.
+    """Play episodes of the first env of an environment and draw every timestep.
 
     Args:
         policy, greedy, seed: As for `evaluate`.
-        env: Environment with ``render()``, which gives ``[H, W, 3]`` uint8.
-        num_episodes: Episodes to play, complete unless ``max_frames`` cuts the last one.
-        max_frames: Timesteps to draw at most.
+        env: Environment with ``render()``, which returns ``[H, W, 3]`` uint8.
+        num_episodes: Number of episodes. They are complete unless ``max_frames`` cuts the last one.
+        max_frames: Largest number of frames.
 
     Returns:
         ``[T, H, W, 3]`` uint8.
 
     Raises:
-        NotImplementedError: If the environment has no picture.
+        NotImplementedError: The environment has no pictures.
     """
     try:
-        has_pictures = callable(getattr(env, "render", None))
-    except RecursionError:  # so TorchRL's batched environments look for what none of theirs has
-        has_pictures = False
-    if not has_pictures:
+        can_render = callable(getattr(env, "render", None))
+    except RecursionError:
+        # TorchRL's batched environments raise this for names that their members lack.
+        can_render = False
+    if not can_render:
         raise NotImplementedError("the environment has no method render()")
+
     copied = fresh_copy(policy)
     frames: list[npt.NDArray[np.uint8]] = []
     with acting(seed, greedy=greedy):
@@ -112,18 +114,18 @@ def render_video(
         while num_episodes > 0 and len(frames) < max_frames:
             frame = np.asarray(env.render())
             if frame.ndim != 3 or frame.shape[-1] != 3 or frame.dtype != np.uint8:
-                raise NotImplementedError(
-                    f"render() must give [H, W, 3] uint8, got {frame.shape} {frame.dtype}"
-                )
+                found = f"{frame.shape} {frame.dtype}"
+                raise NotImplementedError(f"render() must return [H, W, 3] uint8, got {found}")
             frames.append(frame)
-            step, timestep = env.step_and_maybe_reset(act(copied, timestep, env.action_key))
+            acted = act(copied, timestep, env.action_key)
+            step, timestep = env.step_and_maybe_reset(acted)
+            # Only the first env is drawn, so only its episodes count.
             num_episodes -= int(step["next", "done"].reshape(-1)[0])
     return np.stack(frames)
 
 
 def describe_timestep(timestep: TensorDictBase, spaces: Spaces | None = None) -> str:
-    """Describes an observation: short vectors as numbers, others by their shape; and how many goals
-    are reached.
+    """Describe an observation: short vectors as numbers, others by their shape; and reached goals.
 
     Args:
         timestep: ``[1]``.
@@ -131,40 +133,56 @@ def describe_timestep(timestep: TensorDictBase, spaces: Spaces | None = None) ->
             print values of the spaces, such as the number of a ``Discrete``; None to print the
             entries of the timestep.
     """
-    entries = {} if spaces is None else {entry.key: entry for entry in spaces.observations}
+    observations = {}
+    if spaces is not None:
+        observations = {entry.key: entry for entry in spaces.observations}
+
     parts = []
     for key in sorted(timestep.keys(True, True), key=str):
-        if (key if isinstance(key, str) else key[0]) not in _NO_OBSERVATIONS:
-            name = key if isinstance(key, str) else ".".join(key)
-            value = timestep.get(key)[0].cpu().numpy()
-            if unravel_key(key) in entries:
-                value = entries[unravel_key(key)].value(value)
-            parts.append(f"{name} {_brief(value)}")
+        path = (key,) if isinstance(key, str) else key
+        if path[0] in _NO_OBSERVATIONS:
+            continue
+        value = timestep.get(key)[0].cpu().numpy()
+        entry = observations.get(unravel_key(key))
+        if entry is not None:
+            value = entry.value(value)
+        parts.append(f"{'.'.join(path)} {_brief(value)}")
+
     goal = timestep.get("goal", None)
-    if goal is not None and int(total := (goal != GOAL_PAD).any(-1).sum()) > 0:
-        parts.append(f"goals reached {int((goal == GOAL_COMPLETED).all(-1).sum())} of {int(total)}")
+    if goal is not None:
+        total = int((goal != GOAL_PAD).any(-1).sum())
+        reached = int((goal == GOAL_COMPLETED).all(-1).sum())
+        if total > 0:
+            parts.append(f"goals reached {reached} of {total}")
     return "  ".join(parts)
 
 
 def describe_step(step: TensorDictBase, spaces: Spaces | None = None) -> str:
-    """Describes a step: the action, the reward and the following observation.
+    """Describe a step: the action, the reward and the next observation.
 
     Args:
         step: ``[1]``, with ``action`` and ``next``.
         spaces: As for `describe_timestep`.
     """
     following = step.get("next")
+    parts = []
     number = following.get("step_index", None)
-    parts = [] if number is None else [f"{int(number):5d}"]
-    action = step.get("action").cpu().numpy()
-    value = action[0]
+    if number is not None:
+        parts.append(f"{int(number):5d}")
+
+    actions = step.get("action").cpu().numpy()
+    action = actions[0]
     if spaces is not None:
-        value = spaces.action.values(spaces.action.read(action, label="action", indices=True))[0]
-    parts += [f"action {_brief(value)}", f"reward {float(following.get('reward')):g}"]
-    events = [
-        text for key, text in _EVENTS.items() if key in following.keys() and following[key].any()
-    ]
-    return "  ".join([*parts, describe_timestep(following, spaces), *events])
+        read = spaces.action.read(actions, label="action", indices=True)
+        action = spaces.action.values(read)[0]
+    parts.append(f"action {_brief(action)}")
+    parts.append(f"reward {float(following.get('reward')):g}")
+    parts.append(describe_timestep(following, spaces))
+
+    for key, text in _EVENTS.items():
+        if key in following.keys() and following[key].any():
+            parts.append(text)
+    return "  ".join(parts)
 
 
 def _brief(value: Any) -> str:
@@ -172,11 +190,12 @@ def _brief(value: Any) -> str:
         return "{" + ", ".join(f"{key}: {_brief(part)}" for key, part in value.items()) + "}"
     if isinstance(value, tuple):
         return "(" + ", ".join(map(_brief, value)) + ")"
+
     array = np.asarray(value)
     if array.size > _MOST_NUMBERS:
         return f"[{' x '.join(map(str, array.shape))}]"
-    whole = array.dtype.kind != "f"
-    numbers = [
-        str(int(number)) if whole else f"{float(number):.2f}" for number in array.reshape(-1)
-    ]
+    numbers = []
+    for number in array.reshape(-1):
+        is_float = array.dtype.kind == "f"
+        numbers.append(f"{float(number):.2f}" if is_float else str(int(number)))
     return numbers[0] if array.size == 1 else f"[{' '.join(numbers)}]"

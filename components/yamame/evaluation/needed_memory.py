@@ -1,31 +1,25 @@
-"""Decide how much memory a task needs, by comparing agents that see different numbers of past
-timesteps.
+"""Test of how much memory a task needs, by agents that see different numbers of past timesteps.
 
 Several agents are trained for each window, one per seed. The mean score of one training is one
-observation, so the noise between trainings is measured, not assumed. All pairs of windows are
-compared at once with Tukey's test (honestly significant difference), made more careful in two ways:
-
-- A window whose trainings scatter more than those of the others counts with its own variance.
-- The error of playing a finite number of tasks is added. Without it, two trainings that happen to
-  score the same would look free of noise.
+observation, so the noise between trainings is measured, not assumed. Tukey's test (honestly
+significant difference) compares all pairs of windows at once.
 
 A window is *short* if another one is ahead of it by more than the margin, *enough* if none is. Both
-need an interval that excludes the opposite. What neither interval excludes stays *unclear*, and the
-verdict is then "not settled".
+need an interval that excludes the opposite; other windows are *unclear*.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from yamame.checks import require
+from yamame.checks import Bounds, check_bounds, require
 from yamame.evaluation.intervals import (
     Array,
+    Confidence,
     student_quantile,
     tasks_interval,
     tukey_quantile,
@@ -33,8 +27,9 @@ from yamame.evaluation.intervals import (
 )
 
 FEWEST_SEEDS = 3
-"""Trainings per window that a verdict needs. Two may agree by luck where trainings either succeed
-or fail.
+"""Trainings per window that a verdict needs.
+
+If trainings either succeed or fail, two may agree by luck.
 """
 
 Standing = Literal["enough", "short", "unclear"]
@@ -43,21 +38,16 @@ Outcome = Literal["needed", "not needed", "no difference", "not settled", "nothi
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean and its interval; both ends are the mean if there is no spread to compute an interval
-    from.
-    """
+    """A mean and its interval; both ends are the mean if there is no spread."""
 
     value: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        ends = with_width(self.low, self.high)
-        return (
-            f"{self.value:.3g} [-]"
-            if ends is None
-            else f"{self.value:.3g} [{ends[0]:.3g}, {ends[1]:.3g}]"
-        )
+        if with_width(self.low, self.high) is None:
+            return f"{self.value:.3g} [-]"
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
 @dataclass(frozen=True)
@@ -70,8 +60,7 @@ class Reached:
             over tasks.
         behind: Distance to the best window. With several seeds the intervals of all windows hold
             together.
-        standing: ``short`` if another window is ahead by more than the margin, ``enough`` if none
-            is, else ``unclear``.
+        standing: ``short``, ``enough`` or ``unclear``, see the module.
         seeds: Mean score of each training.
     """
 
@@ -106,28 +95,26 @@ class NeededMemory:
     random: Mean
 
     def __str__(self) -> str:
+        shortest = self.reached[0]
         best = max(self.reached, key=lambda one: one.score.value)  # the shortest of equals
-        shown = dict.fromkeys([self.reached[0].window, best.window, self.reached[-1].window])
-        scores = {one.window: one.score for one in self.reached}
-        listed = ", ".join(f"{_sight(window)} {scores[window]}" for window in shown)
-        return f"{self._verdict()}; scores: {listed}, random {self.random}"
+        longest = self.reached[-1]
+        scores = {}  # a window that is named twice is printed once
+        for one in (shortest, best, longest):
+            scores[one.window] = f"{_describe_window(one.window)} {one.score}"
+        return f"{self._verdict()}; scores: {', '.join(scores.values())}, random {self.random}"
 
     def _verdict(self) -> str:
         num_seeds = len(self.reached[0].seeds)
         if num_seeds < FEWEST_SEEDS:
-            trainings = (
-                "one training per window does"
-                if num_seeds == 1
-                else f"{num_seeds} trainings per window do"
-            )
+            plural = "" if num_seeds == 1 else "s"
             return (
-                f"no verdict: {trainings} not show how much trainings differ by chance, "
-                f"{FEWEST_SEEDS} are needed"
+                f"no verdict: {num_seeds} training{plural} per window cannot show how much "
+                f"trainings differ by chance, {FEWEST_SEEDS} are needed"
             )
         if len(self.reached) == 1:
             return "no verdict: there is one window, and nothing to compare it with"
         if self.outcome == "needed":
-            return f"this task needs memory: {_timesteps(self.at_least, self.at_most)}"
+            return f"this task needs memory: {_describe_range(self.at_least, self.at_most)}"
         if self.outcome == "not needed":
             return "this task needs no memory: agents without any reach the highest possible score"
         if self.outcome == "no difference":
@@ -138,17 +125,42 @@ class NeededMemory:
         if self.outcome == "nothing learnt":
             return "not settled: no window is ahead of a random policy beyond chance"
         if self.at_most is not None:
-            return f"not settled: {_timesteps(1, self.at_most)} may be needed; more seeds may tell"
+            needed = _describe_range(1, self.at_most)
+            return f"not settled: {needed} may be needed; more seeds may tell"
         return "not settled: the differences are within the noise; more seeds may tell"
 
 
+def distinct_windows(
+    windows: Iterable[int | None], longest: int | None, context_length: int
+) -> list[int | None]:
+    """Return the windows that agents can tell apart, in ascending order, from 1 on.
+
+    Args:
+        windows: Numbers of timesteps; None for all.
+        longest: Timesteps of the longest episode; None if unknown. Windows that cover a whole
+            episode are merged into one of that length.
+        context_length: Longest window that an agent can have.
+
+    >>> distinct_windows([9, 4, None], longest=6, context_length=1024)
+    [1, 4, 6]
+    """
+    known = math.inf if longest is None else longest
+    whole = longest if known <= context_length else None
+    distinct = set()
+    for window in (1, *windows):
+        covers_all = window is None or window >= known
+        distinct.add(whole if covers_all else window)
+    return sorted(distinct, key=lambda window: math.inf if window is None else window)
+
+
+@check_bounds
 def judge_memory(
     windows: Sequence[int | None],
     scores: ArrayLike,
     random: ArrayLike,
     *,
-    margin: float = 0.1,
-    confidence: float = 0.95,
+    margin: Annotated[float, Bounds(least=0, below=1)] = 0.1,
+    confidence: Confidence = 0.95,
     highest: float | None = None,
 ) -> NeededMemory:
     """Decide how much memory a task needs.
@@ -162,11 +174,11 @@ def judge_memory(
             random policy are ignored.
         confidence: Probability, in (0, 1), that all differences between windows lie in their
             intervals.
-        highest: Highest possible score, such as 1 for success; None if unknown. Without it no task
-            is called free of the need for memory.
+        highest: Highest possible score, such as 1 for success; None if unknown. Without it the
+            outcome is never ``not needed``.
 
     Raises:
-        ValueError: The shapes do not match, a score is not finite, or an argument is out of its
+        ArgumentError: The shapes do not match, a score is not finite, or an argument is out of its
             range.
         ImportError: SciPy is not installed.
 
@@ -175,128 +187,153 @@ def judge_memory(
     >>> found.outcome, found.at_least, found.at_most
     ('needed', 2, None)
     """
-    table, chance = np.asarray(scores, np.float64), np.asarray(random, np.float64)
-    _check(windows, table, chance, margin=margin, confidence=confidence)
+    table = np.asarray(scores, np.float64)
+    chance = np.asarray(random, np.float64)
+    _check(windows, table, chance)
     lead, radius = _lead(table, chance, confidence)
     allowed = margin * max(0.0, lead)
     is_compared = len(windows) > 1 and table.shape[1] >= FEWEST_SEEDS
     is_decidable = is_compared and lead - radius > 0
-    solved = (
-        _solved(table, highest, allowed, confidence) if is_decidable else [False] * len(windows)
-    )
-    reached = _reached(windows, table, solved, allowed, confidence, is_decidable=is_decidable)
+
+    is_solved = [False] * len(windows)
+    standings: list[Standing] = ["unclear"] * len(windows)
+    if is_decidable:
+        is_solved = _is_solved(table, highest, allowed, confidence)
+        standings = _standings(table, is_solved, allowed, confidence)
 
     # Longer windows contain shorter ones, so only an unbroken row of short windows, from 1 on,
     # bounds the need.
-    short = [one.window or 0 for one in takewhile(lambda one: one.standing == "short", reached)]
-    enough = [one.window for one in reached if one.standing == "enough"]
+    longest_short = 0
+    for window, standing in zip(windows, standings, strict=True):
+        if standing != "short" or window is None:
+            break
+        longest_short = window
+    at_most = None
+    if "enough" in standings:
+        at_most = windows[standings.index("enough")]
+
     outcome: Outcome = "not settled"
     if is_compared and not is_decidable:
         outcome = "nothing learnt"
-    elif short:
+    elif standings[0] == "short":
         outcome = "needed"
-    elif reached[0].standing == "enough":
-        outcome = "not needed" if solved[0] else "no difference"
-    at_least, at_most = max(short, default=0) + 1, enough[0] if enough else None
-    return NeededMemory(outcome, at_least, at_most, reached, _over_tasks(chance, confidence))
+    elif standings[0] == "enough":
+        outcome = "not needed" if is_solved[0] else "no difference"
+    # Intervals of rates end within [0, 1]. Scores of success are 0 and 1, or rates where a task
+    # was played more than once.
+    is_rate = bool(np.isin(table, (0, 1)).all()) or (highest == 1 and table.min() >= 0)
+    return NeededMemory(
+        outcome=outcome,
+        at_least=longest_short + 1,
+        at_most=at_most,
+        reached=_reached(windows, table, standings, confidence, is_rate=is_rate),
+        random=_over_tasks(chance, confidence, is_rate=is_rate),
+    )
+
+
+def _standings(
+    table: Array, is_solved: Sequence[bool], allowed: float, confidence: float
+) -> list[Standing]:
+    ahead, radii = _differences(table, confidence)
+    standings: list[Standing] = []
+    for index, solved in enumerate(is_solved):
+        if solved or (ahead[index] + radii[index] <= allowed).all():
+            standings.append("enough")
+        elif (ahead[index] - radii[index] > allowed).any():
+            standings.append("short")
+        else:
+            standings.append("unclear")
+    return standings
 
 
 def _reached(
     windows: Sequence[int | None],
     table: Array,
-    solved: Sequence[bool],
-    allowed: float,
+    standings: Sequence[Standing],
     confidence: float,
     *,
-    is_decidable: bool,
+    is_rate: bool,
 ) -> list[Reached]:
-    """Scores and standing of every window."""
     ahead, radii = _differences(table, confidence)
+    scores = _scores(table, confidence, is_rate=is_rate)
     best = int(table.mean((1, 2)).argmax())
-    reached: list[Reached] = []
-    for index, (window, score) in enumerate(zip(windows, _scores(table, confidence), strict=True)):
-        standing: Standing = "unclear"
-        if is_decidable:
-            if solved[index] or (ahead[index] + radii[index] <= allowed).all():
-                standing = "enough"
-            elif (ahead[index] - radii[index] > allowed).any():
-                standing = "short"
-        gap, by = float(ahead[index, best]), float(radii[index, best])
-        of_seeds = table[index].mean(1).tolist()
-        reached.append(Reached(window, score, Mean(gap, gap - by, gap + by), standing, of_seeds))
+    reached = []
+    for index, window in enumerate(windows):
+        gap = float(ahead[index, best])
+        radius = float(radii[index, best])
+        behind = Mean(gap, gap - radius, gap + radius)
+        seed_means = table[index].mean(1).tolist()
+        reached.append(Reached(window, scores[index], behind, standings[index], seed_means))
     return reached
 
 
-def _check(
-    windows: Sequence[int | None], table: Array, chance: Array, *, margin: float, confidence: float
-) -> None:
-    name = "judge_memory"
-    fits = (
-        table.ndim == 3
-        and table.size > 0
-        and (len(table), table.shape[2]) == (len(windows), chance.size)
-    )
-    is_finite = fits and bool(np.isfinite(table).all())
-    require(name, "scores", table.shape, is_finite, "be finite and fit [windows, seeds, tasks]")
-    require(name, "scores", table.shape, chance.size > 1, "be of several tasks")
-    require(name, "random", chance.shape, bool(np.isfinite(chance).all()), "be finite")
-    require(name, "margin", margin, 0.0 <= margin < 1.0, "be in [0, 1)")
-    require(name, "confidence", confidence, 0.0 < confidence < 1.0, "be in (0, 1)")
+def _check(windows: Sequence[int | None], table: Array, chance: Array) -> None:
+    owner = "judge_memory"
+    fits = table.ndim == 3 and table.size > 0
+    if fits:
+        num_windows, _, num_tasks = table.shape
+        fits = num_windows == len(windows) and num_tasks == chance.size
+    is_finite = bool(np.isfinite(table).all())
+    holds = fits and is_finite
+    require(owner, "scores", table.shape, holds, "be finite and fit [windows, seeds, tasks]")
+    require(owner, "scores", table.shape, chance.size > 1, "be of several tasks")
+    require(owner, "random", chance.shape, bool(np.isfinite(chance).all()), "be finite")
+
     lengths = [math.inf if window is None else window for window in windows]
     rises = lengths[0] == 1 and lengths == sorted(set(lengths))
-    require(name, "windows", windows, rises, "begin with 1 and rise")
+    require(owner, "windows", windows, rises, "begin with 1 and rise")
 
 
 def _seed_variances(table: Array) -> Array:
-    """Variances ``[W]`` of the mean score of a window, from the scatter of its trainings.
-
-    Two or three trainings estimate a variance badly, and may agree by luck, so all windows are
-    pooled. A window that scatters more than the pool has its own variance.
-    """
+    """Estimate the variance ``[W]`` of each window's mean score, from the scatter of trainings."""
     num_seeds = table.shape[1]
     own = table.mean(2).var(1, ddof=1)
+    # Two or three trainings estimate a variance badly, and may agree by luck, so all windows are
+    # pooled. A window that scatters more than the pool keeps its own variance.
     return np.maximum(own, own.mean()) / num_seeds
 
 
 def _differences(table: Array, confidence: float) -> tuple[Array, Array]:
-    """Leads ``[i, j]`` of window ``j`` over window ``i``, and half the widths of their intervals.
-
-    With one seed the intervals are over tasks and each holds by itself.
-    """
+    """Compute leads ``[i, j]`` of window ``j`` over window ``i``, and radii of their intervals."""
     num_windows, num_seeds, num_tasks = table.shape
-    per_task = table.mean(1)
-    gaps = per_task[None] - per_task[:, None]  # [W, W, tasks]
+    task_means = table.mean(1)
+    gaps = task_means[None] - task_means[:, None]  # [W, W, tasks]
+    # The error of playing a finite number of tasks. Without it, two trainings that happen to score
+    # the same would look free of noise.
     variances = gaps.var(2, ddof=1) / num_tasks
     if num_seeds == 1:
+        # Over tasks alone, each interval by itself.
         quantile = student_quantile(num_tasks - 1, confidence)
     else:
         quantile = tukey_quantile(num_windows, num_windows * (num_seeds - 1), confidence)
-        of_seeds = _seed_variances(table)
-        between = of_seeds[None] + of_seeds[:, None]
+        seed_variances = _seed_variances(table)
+        between = seed_variances[None] + seed_variances[:, None]
         np.fill_diagonal(between, 0.0)
         variances = variances + between
     return gaps.mean(2), quantile * np.sqrt(variances)
 
 
 def _lead(table: Array, chance: Array, confidence: float) -> tuple[float, float]:
-    """Lead of the best window over a random policy, and half the width of its interval.
-
-    The best of several windows is ahead by luck more often than one is, hence the Bonferroni
-    correction.
-    """
+    """Compute the best window's lead over a random policy, and the radius of its interval."""
     num_windows, num_seeds, num_tasks = table.shape
     best = int(table.mean((1, 2)).argmax())
     gap = table[best].mean(0) - chance
-    variance, freedom = gap.var(ddof=1) / num_tasks, num_tasks - 1
+    variance = gap.var(ddof=1) / num_tasks
+    freedom = num_tasks - 1
     if num_seeds > 1:
-        variance, freedom = variance + _seed_variances(table)[best], num_windows * (num_seeds - 1)
+        variance = variance + _seed_variances(table)[best]
+        freedom = num_windows * (num_seeds - 1)
+    # Bonferroni: the best of several windows is ahead by luck more often than one is.
     quantile = student_quantile(freedom, 1 - (1 - confidence) / num_windows)
     return float(gap.mean()), float(quantile * np.sqrt(variance))
 
 
-def _solved(table: Array, highest: float | None, allowed: float, confidence: float) -> list[bool]:
-    """Flags of windows so close to the highest possible score that none can be ahead by more than
-    ``allowed``.
+def _is_solved(
+    table: Array, highest: float | None, allowed: float, confidence: float
+) -> list[bool]:
+    """Return flags of windows that no other can be ahead of by more than ``allowed``.
+
+    Their scores are too close to the highest possible one.
     """
     num_windows, num_seeds, num_tasks = table.shape
     if highest is None:
@@ -307,42 +344,47 @@ def _solved(table: Array, highest: float | None, allowed: float, confidence: flo
     return (lows >= highest - allowed).tolist()
 
 
-def _scores(table: Array, confidence: float) -> list[Mean]:
-    """Mean score of each window, with Student's interval over seeds.
+def _scores(table: Array, confidence: float, *, is_rate: bool) -> list[Mean]:
+    """Compute each window's mean score, with Student's interval over seeds.
 
     With one seed, or if no two trainings with one window differ, the interval is over tasks.
     """
     num_windows, num_seeds, _ = table.shape
     if num_seeds == 1:
-        return [_over_tasks(own[0], confidence) for own in table]
-    radii = student_quantile(num_windows * (num_seeds - 1), confidence) * np.sqrt(
-        _seed_variances(table)
-    )
-    means = table.mean((1, 2))
-    lows, highs = means - radii, means + radii
-    if np.isin(table, (0, 1)).all():  # success
-        lows, highs = lows.clip(min=0.0), highs.clip(max=1.0)
+        return [_over_tasks(own[0], confidence, is_rate=is_rate) for own in table]
+
+    quantile = student_quantile(num_windows * (num_seeds - 1), confidence)
+    radii = quantile * np.sqrt(_seed_variances(table))
     scores = []
-    for own, mean, low, high in zip(table, means, lows, highs, strict=True):
-        has_spread = with_width(float(low), float(high)) is not None
-        over_seeds = Mean(float(mean), float(low), float(high))
-        scores.append(over_seeds if has_spread else _over_tasks(own.mean(0), confidence))
+    for own, mean, radius in zip(table, table.mean((1, 2)), radii, strict=True):
+        score = _mean(mean, mean - radius, mean + radius, is_rate=is_rate)
+        if with_width(score.low, score.high) is None:
+            score = _over_tasks(own.mean(0), confidence, is_rate=is_rate)
+        scores.append(score)
     return scores
 
 
-def _over_tasks(values: Array, confidence: float) -> Mean:
-    """Mean of one score per task, with its interval."""
+def _over_tasks(values: Array, confidence: float, *, is_rate: bool) -> Mean:
+    """Compute the mean of one score per task, with its interval."""
     mean = float(values.mean())
-    return Mean(mean, *(tasks_interval(values, confidence=confidence) or (mean, mean)))
+    low, high = tasks_interval(values, confidence=confidence) or (mean, mean)
+    return _mean(mean, low, high, is_rate=is_rate)
 
 
-def _sight(window: int | None) -> str:
+def _mean(value: float, low: float, high: float, *, is_rate: bool) -> Mean:
+    if is_rate:
+        low = max(low, 0.0)
+        high = min(high, 1.0)
+    return Mean(float(value), float(low), float(high))
+
+
+def _describe_window(window: int | None) -> str:
     if window is None:
         return "all timesteps"
-    return f"{window} timestep{'' if window == 1 else 's'}"
+    return "1 timestep" if window == 1 else f"{window} timesteps"
 
 
-def _timesteps(low: int, high: int | None) -> str:
+def _describe_range(low: int, high: int | None) -> str:
     if high is None:
         return f"at least {low} timesteps"
     return f"between {low} and {high} timesteps" if low < high else f"{high} timesteps"

@@ -1,6 +1,7 @@
-"""What an evaluation brought, per episode, and its summary."""
+"""Results of an evaluation, per episode, and their summary."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from yamame.evaluation.intervals import clustered_mean_interval, clustered_share
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Outcome of E episodes, each played to its end; all tensors are on the CPU.
+    """Results of E episodes, each played to its end; all tensors are on the CPU.
 
     Attributes:
         returns: ``[E]`` float64, sum of raw rewards over the whole episode, all its trials.
@@ -21,12 +22,11 @@ class EvaluationResult:
         trial_returns: ``[E, max_trials]`` float64, sum of rewards within each trial, NaN where an
             episode had fewer.
         success: ``[E]`` bool, whether success was reported at any step; None if the environment
-            does not tell.
+            does not report it.
         num_goals: ``[E]`` int64, goals of the instruction; None without instructions.
         tasks: ``[E]`` int64, hashes of the tasks, equal for episodes of one task; None if they are
             unknown.
-        plays_all_tasks: Whether these are all tasks that the environment has, so that they are no
-            sample of others.
+        plays_all_tasks: Whether these are all tasks of the environment, not a sample of them.
     """
 
     returns: Tensor
@@ -40,116 +40,153 @@ class EvaluationResult:
 
     @property
     def num_tasks(self) -> int | None:
-        """Number of different tasks; None if the environment does not tell."""
+        """Number of different tasks; None if they are unknown."""
         return None if self.tasks is None else len(self.tasks.unique())
 
     @property
     def clusters(self) -> Tensor | None:
-        """Units of intervals for `clustered_mean_interval`: the tasks; None where episodes are the
-        units.
+        """Clusters ``[E]`` of `clustered_mean_interval`: the tasks.
+
+        None, and so each episode by itself, if the tasks are unknown or all that there are.
         """
         return None if self.plays_all_tasks else self.tasks
 
+    @property
+    def scores(self) -> Tensor:
+        """Score ``[E]`` float64 of each episode: success, or the return if it is not reported."""
+        values = self.returns if self.success is None else self.success
+        return values.double()
+
+    def task_scores(self) -> Tensor:
+        """Return the mean score of each task, float64, in the order of the tasks' hashes.
+
+        Results of the same episodes have the same order. Episodes stand for tasks, in their own
+        order, if no task was played twice, if all were of one task, or without `clusters`.
+        """
+        if self.clusters is None:
+            return self.scores
+        tasks, index = self.clusters.unique(return_inverse=True)
+        if len(tasks) in (1, len(index)):
+            return self.scores
+        # A task that was drawn more often than others does not count more.
+        sums = torch.zeros(len(tasks), dtype=torch.float64).index_add_(0, index, self.scores)
+        return sums / index.bincount()
+
     def summary(self, *, confidence: float = 0.95) -> dict[str, float]:
-        """Flat metrics: means, with Wilson's interval for success and Student's for the return.
+        """Return metrics: means, with Wilson's interval for success and Student's for the return.
 
-        Where tasks are known and are played more than once, the intervals take tasks as the unit,
-        not episodes (`clustered_share_interval`, `clustered_mean_interval`). They are over episodes
-        where tasks are unknown, and where the tasks are all that the environment has.
+        If tasks are known and some were played more than once, the intervals take tasks as the
+        unit, not episodes (`clustered_share_interval`, `clustered_mean_interval`).
 
-        Keys: ``num_episodes``; ``num_tasks`` where known; ``intervals_over_tasks``, 1 where tasks
-        are the unit and else absent; ``finished`` (a share), ``length_mean``,
-        ``return_mean|low|high``; with several trials ``return_mean_trial_<i>`` counted from 0;
-        ``success_mean|low|high`` and ``success_mean_<k>_goals`` where known.
+        Keys: ``num_episodes``; ``num_tasks`` if known; ``intervals_over_tasks``, 1 if tasks are the
+        unit and else absent; ``finished`` (a share), ``length_mean``, ``return_mean|low|high``;
+        with several trials ``return_mean_trial_<i>`` counted from 0; ``success_mean|low|high`` and
+        ``success_mean_<k>_goals`` if known.
 
         Args:
             confidence: Coverage of both intervals, in (0, 1).
         """
+        num_episodes = self.returns.numel()
         metrics = {
-            "num_episodes": float(self.returns.numel()),
+            "num_episodes": float(num_episodes),
             "finished": float(self.finished.double().mean()),
             "length_mean": float(self.lengths.double().mean()),
             "return_mean": float(self.returns.mean()),
         }
         if self.num_tasks is not None:
             metrics["num_tasks"] = float(self.num_tasks)
-            if not self.plays_all_tasks and 1 < self.num_tasks < self.returns.numel():
+            if not self.plays_all_tasks and 1 < self.num_tasks < num_episodes:
                 metrics["intervals_over_tasks"] = 1.0
-        interval = clustered_mean_interval(self.returns, self.clusters, confidence=confidence)
-        metrics["return_low"], metrics["return_high"] = interval
+        low, high = clustered_mean_interval(self.returns, self.clusters, confidence=confidence)
+        metrics["return_low"] = low
+        metrics["return_high"] = high
+
         trials = self.common_trials()
         if trials.shape[1] > 1:
-            metrics |= {
-                f"return_mean_trial_{i}": value for i, value in enumerate(trials.mean(0).tolist())
-            }
+            for index, mean in enumerate(trials.mean(0).tolist()):
+                metrics[f"return_mean_trial_{index}"] = mean
+
         if self.success is None:
             return metrics
-        metrics["success_mean"] = int(self.success.sum()) / self.success.numel()
-        interval = clustered_share_interval(self.success, self.clusters, confidence=confidence)
-        metrics["success_low"], metrics["success_high"] = interval
+        metrics["success_mean"] = int(self.success.sum()) / num_episodes
+        low, high = clustered_share_interval(self.success, self.clusters, confidence=confidence)
+        metrics["success_low"] = low
+        metrics["success_high"] = high
         if self.num_goals is not None:
             for count in self.num_goals.unique().tolist():
                 group = self.success[self.num_goals == count]
                 metrics[f"success_mean_{count}_goals"] = float(group.double().mean())
         return metrics
 
-    def common_trials(self) -> Tensor:
-        """Returns ``[E, trials]`` of the trials that every episode played out, which compare like
-        with like.
+    def numbers(self, *, confidence: float = 0.95) -> dict[str, Any]:
+        """Return the `summary`, and the `trial_curve` as ``trials``."""
+        curve = self.trial_curve(confidence=confidence)
+        return {**self.summary(confidence=confidence), "trials": curve}
 
-        Where episodes differ in their number of trials, the late ones are those of the quick
-        episodes only, and the last one of the slowest was cut off by the end of the episode: these
-        are left out.
-        """
-        had = int((~self.trial_returns.isnan()).all(0).sum())
-        return self.trial_returns[
-            :, : had if had == self.trial_returns.shape[1] else max(1, had - 1)
-        ]
+    def episodes(self) -> dict[str, list[Any]]:
+        """Return ``return`` and ``length`` of every episode, and ``success`` if it is known."""
+        episodes = {"return": self.returns.tolist(), "length": self.lengths.tolist()}
+        if self.success is not None:
+            episodes["success"] = self.success.tolist()
+        return episodes
+
+    def common_trials(self) -> Tensor:
+        """Return the returns ``[E, trials]`` of the trials that every episode completed."""
+        is_common = (~self.trial_returns.isnan()).all(0)
+        count = int(is_common.sum())
+        if count < self.trial_returns.shape[1]:
+            # Episodes differ in their number of trials. Later trials are those of quick episodes
+            # only, and the end of the episode cut off the last trial of the slowest one.
+            count = max(1, count - 1)
+        return self.trial_returns[:, :count]
 
     def trial_curve(self, *, confidence: float = 0.95) -> dict[str, list[float]]:
-        """The in-context learning curve: the return of each of the `common_trials`.
+        """Return the in-context learning curve: the return of each of the `common_trials`.
 
         Args:
             confidence: Coverage of the intervals, in (0, 1).
 
         Returns:
-            ``mean``, ``low`` and ``high``, a number per trial each.
+            ``mean``, ``low`` and ``high``, each with a number per trial.
         """
-        trials = self.common_trials().unbind(1)
-        intervals = [
-            clustered_mean_interval(trial, self.clusters, confidence=confidence) for trial in trials
-        ]
-        low, high = zip(*intervals, strict=True)
-        return {
-            "mean": [float(trial.mean()) for trial in trials],
-            "low": list(low),
-            "high": list(high),
-        }
+        curve: dict[str, list[float]] = {"mean": [], "low": [], "high": []}
+        for returns in self.common_trials().unbind(1):
+            low, high = clustered_mean_interval(returns, self.clusters, confidence=confidence)
+            curve["mean"].append(float(returns.mean()))
+            curve["low"].append(low)
+            curve["high"].append(high)
+        return curve
 
 
 def described(num_episodes: int, num_tasks: int | None) -> str:
-    """Numbers of episodes and tasks in words; the tasks are left out where they are unknown.
+    """Format the numbers of episodes and tasks; tasks are left out if they are unknown.
 
     >>> described(256, 18), described(64, None), described(1, 1)
     ('256 episodes of 18 tasks', '64 episodes', '1 episode of 1 task')
     """
-    text = f"{num_episodes} episode{'s' * (num_episodes != 1)}"
-    return text if num_tasks is None else f"{text} of {num_tasks} task{'s' * (num_tasks != 1)}"
+    episodes = f"{num_episodes} episode{'' if num_episodes == 1 else 's'}"
+    if num_tasks is None:
+        return episodes
+    return f"{episodes} of {num_tasks} task{'' if num_tasks == 1 else 's'}"
 
 
 def concatenate(results: list[EvaluationResult]) -> EvaluationResult:
-    """One result of the episodes of several, in order."""
-    episodes = [episode for result in results for episode in result.trial_returns]
-    success = [result.success for result in results if result.success is not None]
-    tasks = [result.tasks for result in results if result.tasks is not None]
-    num_goals = [result.num_goals for result in results if result.num_goals is not None]
+    """Join results in order.
+
+    Success, goals and tasks are kept if they are known of every result.
+    """
+    joined: dict[str, Any] = {}
+    for name in ("returns", "lengths", "finished", "success", "num_goals", "tasks"):
+        parts = [getattr(result, name) for result in results]
+        is_known = all(part is not None for part in parts)
+        joined[name] = torch.cat(parts) if is_known else None
+
+    trials: list[Tensor] = []
+    for result in results:
+        trials.extend(result.trial_returns)
     return EvaluationResult(
-        returns=torch.cat([result.returns for result in results]),
-        lengths=torch.cat([result.lengths for result in results]),
-        finished=torch.cat([result.finished for result in results]),
-        trial_returns=pad_sequence(episodes, batch_first=True, padding_value=torch.nan),
-        success=torch.cat(success) if success else None,
-        num_goals=torch.cat(num_goals) if num_goals else None,
-        tasks=torch.cat(tasks) if len(tasks) == len(results) else None,
+        # NaN where an episode had fewer trials than another.
+        trial_returns=pad_sequence(trials, batch_first=True, padding_value=torch.nan),
         plays_all_tasks=all(result.plays_all_tasks for result in results),
+        **joined,
     )

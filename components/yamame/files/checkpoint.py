@@ -205,7 +205,8 @@ class Checkpointer:
                 if isinstance(failure, _UnfitError):
                     worst = failure
                     remedy = _REMEDY_OF_INTACT
-            raise UsageError(f"{worst}; none before it is left: {remedy}") from worst
+            worst.remedy = f"none before it is left: {remedy}"
+            raise worst
         for failure, before in zip(failures, files[1:], strict=False):
             print_stderr(f"{failure}; going on from {before.name}")
         for damaged in files[: files.index(path)]:
@@ -225,7 +226,8 @@ class Checkpointer:
             except UsageError as error:
                 if path == newest:
                     first = error
-        raise UsageError(f"{first}; none before it is left: {_REMEDY}") from first
+        first.remedy = f"none before it is left: {_REMEDY}"
+        raise first
 
     def _files(self) -> list[Path]:
         return sorted(self.directory.glob("step-*.pt"))

@@ -1,83 +1,97 @@
-"""Which classes and functions a configuration may name: the one place that says whom Yamame trusts.
+"""Classes and functions that a configuration may name.
 
-A person types a configuration, and may name what is ours, layers and optimizers of torch and
-torchrl, and what lies in a package of ``trust``. A file (a checkpoint, a run directory, an artifact
-of MLflow) may be a stranger's: it may name only what the YAML files name, in the places where they
-name it, and what lies in a package of ``trust``. That setting comes from what the person composes,
-never from the file. Everything is checked before anything is imported or built.
+A configuration that a person composes may name classes of Yamame, layers and optimizers of torch
+and torchrl, and classes of the packages in ``trust``.
+
+A file (a checkpoint, a run directory, an artifact of MLflow) may come from somebody else. At each
+key it may name only the kind of class that belongs there: one of the room of this kind, with the
+base class of this kind. It may also name classes of packages in ``trust``, a setting that never
+comes from the file itself. All names of a file are checked before anything is built, and only
+modules of Yamame are imported for it.
 """
 
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from pkgutil import resolve_name
-from typing import Any, Literal, NotRequired
+from typing import Any
 
-from torch.nn import Module
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-
-from yamame.checks import UsageError
-from yamame.system.messages import format_value
+from yamame.checks import UsageError, format_value
 
 OURS = ("yamame.", "yamame_envs.")
 LAYERS = ("torch.nn.", "torch.optim.", "torchrl.modules.", "torchrl.objectives.")
-"""Beside what is ours, a person may name classes in here that are layers, losses, optimizers or
-their schedules.
+"""Modules outside of Yamame of which a person may name layers, losses, optimizers and their
+schedules.
 """
-SPECIAL = {
-    "_target_": NotRequired[Any],
-    "_partial_": NotRequired[bool],
-    "_recursive_": NotRequired[bool],
-    "_convert_": NotRequired[Literal["none", "partial", "object", "all"]],
-    "_args_": NotRequired[list[Any]],
-}
-"""Keys of a node that tell Hydra how to build it, and what they may be."""
+SPECIAL = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
+"""Keys of a node for Hydra, which are no arguments of the target."""
 
-_OPTIMIZERS = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD"
-_ENVS = (
-    "ActiveTMaze AnyMDP Atari Bandits Crafter DarkKeyDoor Gym GymGoals HalfCheetahVel MazeRunner MemoryGym "
-    "MetaFrozenLake MetaWorld MiniGrid MiniHack MultiDomain POPGym PackageDelivery PassiveTMaze Wind Workers"
-)
-_IN_FILES = {
-    "env": {"yamame_envs": _ENVS},
-    "evaluation": {"yamame_envs": "Workers"},
-    "trials": {"yamame_envs": "RepeatedTrials"},
-    "workers": {"yamame_envs": "Workers"},
-    "timestep_encoder": {"yamame.timestep": "MLPTimestepEncoder make_timestep_encoder"},
-    "goal_encoder": {"yamame.timestep": "MLPGoalEncoder TokenGoalEncoder"},
-    "encoder": {
-        "yamame.trajectory": "GRUEncoder HFEncoder LSTMEncoder LinearRecurrentEncoder MambaEncoder MemoEncoder "
-        "MemorylessEncoder RSMEncoder TransformerEncoder WindowEncoder"
-    },
-    "agent": {
-        "yamame.heads": "ActorHead BinnedReturns PopArt make_critic make_value_head",
-        "yamame.losses": "MultiGammaREDQLoss SeparateREDQLoss SequencePPOLoss",
-    },
-    "relabel": {"yamame.replay": "GoalFrequencies Relabel"},
-    "exploration": {"yamame.exploration": "BilevelEpsilon EdgeEpsilon EpsilonGreedy GaussianNoise"},
-    "optimizer": {"torch.optim": _OPTIMIZERS, "yamame.training": "MuonAdamW"},
-    "replay": {"yamame.replay": "TrajectoryReplayBuffer"},
-    "collector": {"yamame.collectors": "RayCollector SyncCollector"},
-    "packing": {"yamame.replay": "SequencePacking"},
-    "window": {"yamame.replay": "Window"},
-    "callbacks": {"yamame.runs": "CostLimit EarlyStopping"},
-    "data": {"yamame.data": "hdf5 minari npz runs torchrl"},
-    "source": {"yamame.baselines": "TabularQLearning"},
-    "logger": {
-        "yamame.tracking": "MLflowTracker NullTracker",
-        "yamame.runs": "MLflowTracker NullTracker",
-    },
+
+@dataclass(frozen=True)
+class Kind:
+    """Classes and functions that a file may name at a key.
+
+    Args:
+        room: Package whose ``__init__`` exports them.
+        base: Dotted name of their base class; empty if there are functions alone.
+        functions: Functions, by name: they have no base class that would tell them apart.
+        inner: Also allow classes in modules of the room that its ``__init__`` does not export. Set
+            for components, which only compute.
+    """
+
+    room: str
+    base: str = ""
+    functions: tuple[str, ...] = ()
+    inner: bool = False
+
+
+_WORKERS = Kind("yamame_envs", "yamame_envs.Workers")
+_TRANSFORM = Kind("yamame.replay", "torchrl.envs.Transform", inner=True)
+_TRACKER = "yamame.tracking.Tracker"
+_DATA = ("hdf5", "minari", "npz", "runs", "torchrl")
+
+KINDS = {
+    "env": (Kind("yamame_envs", "torchrl.envs.EnvBase"), _WORKERS),
+    "evaluation": (_WORKERS,),
+    "trials": (Kind("yamame_envs", "yamame_envs.RepeatedTrials"),),
+    "workers": (_WORKERS,),
+    "timestep_encoder": (
+        Kind(
+            "yamame.timestep",
+            "yamame.timestep.MLPTimestepEncoder",
+            ("make_timestep_encoder",),
+            inner=True,
+        ),
+    ),
+    "goal_encoder": (Kind("yamame.timestep", "yamame.timestep.goals.GoalEncoder", inner=True),),
+    "encoder": (Kind("yamame.trajectory", "yamame.trajectory.TrajectoryEncoder", inner=True),),
+    "agent": (
+        Kind("yamame.heads", "yamame.heads.ActorHead", ("make_critic", "make_value_head")),
+        Kind("yamame.heads", "yamame.heads.ValueRepresentation", inner=True),
+        Kind("yamame.losses", "yamame.losses.SequenceLoss", inner=True),
+    ),
+    "relabel": (_TRANSFORM, Kind("yamame.replay", "yamame.replay.GoalFrequencies")),
+    "exploration": (Kind("yamame.exploration", "yamame.exploration.Exploration", inner=True),),
+    "optimizer": (
+        Kind("torch.optim", "torch.optim.Optimizer"),
+        Kind("yamame.training", "torch.optim.Optimizer", inner=True),
+    ),
+    "replay": (Kind("yamame.replay", "torchrl.data.ReplayBuffer"),),
+    "collector": (Kind("yamame.collectors", "yamame.collectors.Collector"),),
+    "packing": (_TRANSFORM,),
+    "window": (_TRANSFORM,),
+    "callbacks": (Kind("yamame.runs", "yamame.runs.Callback"),),
+    "data": (Kind("yamame.data", functions=_DATA),),
+    "source": (Kind("yamame.baselines", "yamame.baselines.TabularQLearning"),),
+    # Checkpoints of earlier versions name trackers in yamame.runs.
+    "logger": (Kind("yamame.tracking", _TRACKER), Kind("yamame.runs", _TRACKER)),
 }
-IN_FILES = {
-    place: frozenset(f"{room}.{name}" for room, names in rooms.items() for name in names.split())
-    for place, rooms in _IN_FILES.items()
-}
-"""What a file may name, by the first part of the key; a name elsewhere is refused: a buffer is no
-encoder.
-"""
+"""Kinds by the first part of the key. A class at another key is refused: a buffer is no encoder."""
+
 _REGISTERING = ("popgym", "yamame_envs")
-"""Modules that a file may have imported before an environment is looked for
+"""Modules that a file may have imported before an environment is looked up
 (``"popgym:popgym-..."``).
 """
 _TEXTS = ("device", "expected", "logger", "run")
@@ -85,40 +99,40 @@ _TEXTS = ("device", "expected", "logger", "run")
 _DEEPEST = 32
 _DOTTED = re.compile(r"[A-Za-z]\w*(\.(?!__)[A-Za-z_]\w*)+", re.ASCII)
 _PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z_]\w*)*\.?", re.ASCII)
+_HINT = "a package of your own must be in trust=[...]"
 
 
 def prefixes_of(trust: Any) -> tuple[str, ...]:
-    """The prefixes of what lies in some packages.
+    """Return the prefixes of dotted names in some packages.
 
     Raises:
-        UsageError: Something is no name of a package.
+        UsageError: A value is no name of a package.
 
     >>> prefixes_of(["mylab.", "others"])
     ('mylab.', 'others.')
     """
-    packages = [trust] if isinstance(trust, str) else trust
-    for package in packages if isinstance(packages, list | tuple) else [packages]:
+    packages = trust if isinstance(trust, list | tuple) else [trust]
+    for package in packages:
         if not isinstance(package, str) or not _PACKAGE.fullmatch(package):
-            raise UsageError(
-                f"trust: must be a list of packages, as [mylab.], got {format_value(trust)}"
-            )
+            got = format_value(trust)
+            raise UsageError(f"trust: must be a list of packages, as [mylab.], got {got}")
     return tuple(f"{package.rstrip('.')}." for package in packages)
 
 
 def check_name(path: Any, key: str, trust: Iterable[str] = ()) -> None:
-    """Refuses a target that a person may not name, by its text alone.
+    """Check that a person may name a target, by its text alone.
 
     Args:
-        path: What stands at ``_target_``.
-        key: Where the node stands.
+        path: Value of ``_target_``.
+        key: Dotted key of the node.
         trust: Prefixes, see `prefixes_of`.
+
+    Raises:
+        UsageError: The name has another prefix.
     """
     allowed = (*OURS, *LAYERS)
-    if (
-        not isinstance(path, str)
-        or not _DOTTED.fullmatch(path)
-        or not path.startswith((*allowed, *trust))
-    ):
+    is_name = isinstance(path, str) and _DOTTED.fullmatch(path) is not None
+    if not is_name or not path.startswith((*allowed, *trust)):
         raise UsageError(
             f"{key}._target_ must begin with {' or '.join(allowed)} or a package of trust=[...], "
             f"got {format_value(path)}"
@@ -126,14 +140,14 @@ def check_name(path: Any, key: str, trust: Iterable[str] = ()) -> None:
 
 
 def locate(path: str, key: str, trust: Iterable[str] = ()) -> Callable[..., Any]:
-    """The class or function that a checked name stands for.
+    """Import the class or function of a checked name.
 
-    What a module has only imported from another package is not in it:
+    A name that a module has imported from another package does not count, as
     ``yamame.files.run_directory.shutil.rmtree``.
 
     Raises:
-        UsageError: There is none, it belongs to another package, or it is of torch and no layer or
-            optimizer.
+        UsageError: There is none, it belongs to another package, or it is of torch and neither a
+            layer nor an optimizer.
     """
     try:
         target = resolve_name(path)
@@ -141,84 +155,144 @@ def locate(path: str, key: str, trust: Iterable[str] = ()) -> Callable[..., Any]
         raise UsageError(
             f"{key}._target_ must name a class or function, got {path!r}: {error}"
         ) from error
-    package, home = path.partition(".")[0], str(getattr(target, "__module__", ""))
-    if not callable(target) or home.partition(".")[0] != package:
+    package = path.partition(".")[0]
+    home = str(getattr(target, "__module__", "")).split(".")
+    if not callable(target) or home[0] != package:
         raise UsageError(f"{key}._target_ must name a class or function of {package}, got {path!r}")
     if path.startswith(LAYERS) and not path.startswith(tuple(trust)):
-        is_layer = inspect.isclass(target) and issubclass(target, Module | Optimizer | LRScheduler)
-        if not is_layer or {"llm", "rlhf"} & set(
-            home.split(".")
-        ):  # those fetch models from elsewhere
+        # Some of torchrl's modules fetch models from elsewhere.
+        fetches = "llm" in home or "rlhf" in home
+        if fetches or not _is_layer(target):
             raise UsageError(
                 f"{key}._target_ must name a layer or an optimizer of {package}, got {path!r}"
             )
     return target
 
 
-def check_file(config: Any, trust: Iterable[str] = ()) -> None:
-    """Refuses a configuration from a file that names what a stranger may not name; nothing is
-    imported.
+def _is_layer(target: Any) -> bool:
+    # A command line is checked before torch is imported, and imports this module.
+    from torch.nn import Module
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    return inspect.isclass(target) and issubclass(target, Module | Optimizer | LRScheduler)
+
+
+def is_of_kind(path: str, place: str) -> bool:
+    """Return whether a file may name a target of ours at a key. No target is called.
 
     Args:
-        config: As the file has it, before anything of it is resolved.
-        trust: Prefixes of what may be named beside our own classes, see `prefixes_of`.
+        path: Value of ``_target_``.
+        place: First part of the key.
+
+    >>> is_of_kind("yamame.trajectory.GRUEncoder", "encoder")
+    True
+    >>> is_of_kind("yamame.trajectory.GRUEncoder", "env"), is_of_kind("os.system", "encoder")
+    (False, False)
+    """
+    module, _, name = path.rpartition(".")
+    for kind in KINDS.get(place, ()):
+        is_inner = kind.inner and module.startswith(f"{kind.room}.")
+        if module != kind.room and not is_inner:
+            continue
+        if module == kind.room and name in kind.functions:
+            return True
+        try:
+            target: Any = getattr(import_module(module), name, None)
+        except ModuleNotFoundError:
+            # A file of another version may name a module that does not exist.
+            continue
+        # Modules import names of other packages, too.
+        home = str(getattr(target, "__module__", "")).partition(".")[0]
+        is_ours = inspect.isclass(target) and home == kind.room.partition(".")[0]
+        if kind.base and is_ours and _has_base(target, resolve_name(kind.base)):
+            return True
+    return False
+
+
+def _has_base(target: type, base: Any) -> bool:
+    """Return whether a class inherits from a base class or fulfils a protocol."""
+    if base in inspect.getmro(target):
+        return True
+    # issubclass() raises for protocols that cannot be checked at run time.
+    return getattr(base, "_is_runtime_protocol", False) and issubclass(target, base)
+
+
+def check_file(config: Any, trust: Iterable[str] = ()) -> None:
+    """Check that a configuration from a file is plain data and names only what a file may name.
+
+    Args:
+        config: Configuration as in the file, before anything of it is resolved.
+        trust: Prefixes of packages whose classes may be named, see `prefixes_of`.
 
     Raises:
-        UsageError: Names the key and the value.
+        UsageError: Has the key and the value.
 
-    >>> check_file({"encoder": {"_target_": "os.system"}})
+    >>> check_file({"encoder": {"_target_": "os.system"}})  # doctest: +NORMALIZE_WHITESPACE
     Traceback (most recent call last):
     yamame.checks.UsageError: encoder._target_ must be a class of Yamame that belongs there, in a
-    file; a package of \
-your own must be in trust=[...]; got 'os.system'
+    file; a package of your own must be in trust=[...]; got 'os.system'
     """
-    own = "a package of your own must be in trust=[...]"
+    prefixes = tuple(trust)
     for path, value in _entries(config, ()):
-        key, name, text = ".".join(path), path[-1] if path else "", isinstance(value, str)
-        problem = None
-        if name == "_target_":
-            known = IN_FILES.get(path[0], frozenset())
-            mine = text and _DOTTED.fullmatch(value) and value.startswith(tuple(trust))
-            if not text or not (value in known or mine):
-                problem = f"a class of Yamame that belongs there, in a file; {own}"
-        elif name == "_partial_":
-            problem = None if isinstance(value, bool) else "true or false"
-        elif name in SPECIAL:
-            problem = "absent in a file"
-        elif (
-            type(value) not in (dict, list, str, int, float, bool, type(None))
-            or len(path) > _DEEPEST
-        ):
-            problem = f"plain data, no more than {_DEEPEST} levels deep"
-        elif "${" in key or (text and "${" in value):
-            problem = "a value and no interpolation, in a file"
-        elif text and ":" in value and path[0] not in _TEXTS:
-            module = value.rpartition(":")[0]
-            if module not in _REGISTERING and not f"{module}.".startswith(tuple(trust)):
-                problem = f"a text that imports no module, in a file; {own}"
+        problem = _problem(path, value, prefixes)
         if problem is not None:
-            raise UsageError(
-                f"{key or 'configuration'} must be {problem}; got {format_value(value)}"
-            )
+            key = ".".join(path) or "configuration"
+            raise UsageError(f"{key} must be {problem}; got {format_value(value)}")
+
+
+def _problem(path: tuple[str, ...], value: Any, trust: tuple[str, ...]) -> str | None:
+    """Return the condition, after "must be", that an entry of a file does not meet."""
+    name = path[-1] if path else ""
+    if name == "_target_":
+        is_name = isinstance(value, str) and _DOTTED.fullmatch(value) is not None
+        if not is_name or not (value.startswith(trust) or is_of_kind(value, path[0])):
+            return f"a class of Yamame that belongs there, in a file; {_HINT}"
+        return None
+    if name == "_partial_":
+        return None if isinstance(value, bool) else "true or false"
+    if name in SPECIAL:
+        return "absent in a file"
+
+    # Subclasses of these types could run code of their own.
+    is_plain = type(value) in (dict, list, str, int, float, bool, type(None))
+    if not is_plain or len(path) > _DEEPEST:
+        return f"plain data, no more than {_DEEPEST} levels deep"
+    text = value if isinstance(value, str) else ""
+    # OmegaConf would resolve it when the configuration is read.
+    if "${" in text or "${" in ".".join(path):
+        return "a value and no interpolation, in a file"
+    # Gymnasium imports the module before the colon of an id.
+    if ":" in text and path[0] not in _TEXTS:
+        module = text.rpartition(":")[0]
+        if module not in _REGISTERING and not f"{module}.".startswith(trust):
+            return f"a text that imports no module, in a file; {_HINT}"
+    return None
 
 
 def own_modules(env: Mapping[str, Any]) -> list[str]:
-    """Modules that an environment's settings import when they come from the command line, and need
-    trust from a file.
+    """Return the modules that an environment's settings import if they come from the command line,
+    and that need trust if they come from a file.
 
     >>> own_modules({"id": "mylab.doors:Door-v0", "settings": {}, "tasks": "mylab.doors:draw"})
     ['mylab.doors.']
     """
-    texts = [value for value in env.values() if isinstance(value, str) and ":" in value]
-    modules = dict.fromkeys(text.rpartition(":")[0] for text in texts)
-    return [f"{module}." for module in modules if module not in _REGISTERING]
+    modules = []
+    for value in env.values():
+        if isinstance(value, str) and ":" in value:
+            module = value.rpartition(":")[0]
+            if module not in _REGISTERING and f"{module}." not in modules:
+                modules.append(f"{module}.")
+    return modules
 
 
 def without_foreign_weights(config: Any) -> Any:
-    """A configuration from a file whose own weights come next: a path in it may be a stranger's,
-    and is not opened.
+    """Return a configuration from a file without paths of pretrained weights.
 
-    >>> without_foreign_weights({"encoder": {"_target_": "yamame.trajectory.HFEncoder", "path": "/home/you"}})
+    The file has its own weights, so that the path, which may be somebody else's, is not needed.
+
+    >>> encoder = {"_target_": "yamame.trajectory.HFEncoder", "path": "/home/you"}
+    >>> without_foreign_weights({"encoder": encoder})
     {'encoder': {'_target_': 'yamame.trajectory.HFEncoder', 'path': None}}
     """
     if isinstance(config, list):
@@ -226,14 +300,18 @@ def without_foreign_weights(config: Any) -> Any:
     if not isinstance(config, Mapping):
         return config
     kept = {key: without_foreign_weights(value) for key, value in config.items()}
-    return (
-        {**kept, "path": None} if config.get("_target_") == "yamame.trajectory.HFEncoder" else kept
-    )
+    if config.get("_target_") == "yamame.trajectory.HFEncoder":
+        kept["path"] = None
+    return kept
 
 
 def _entries(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every value, containers before what is in them."""
+    """Yield every value with its path, containers before their entries."""
     yield path, value
-    if isinstance(value, dict | list):
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _entries(item, (*path, str(name)))
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for name, item in items:
+        yield from _entries(item, (*path, str(name)))

@@ -9,7 +9,7 @@ one value, P policy parameters, A the size of an encoded action, D the size of a
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -43,6 +43,9 @@ from yamame.losses.policy_values import (
 )
 from yamame.losses.sequence import ARRIVAL, DEPARTURE, SequenceActorCriticLoss
 
+CloningFilter = Literal["binary", "exponential", "none"]
+DiscreteGradient = Literal["expectation", "straight_through"]
+
 
 class MultiGammaREDQLoss(SequenceActorCriticLoss):
     """Loss of an actor-critic with G discounts and C critics over a shared sequence encoder.
@@ -65,9 +68,11 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
 
     The one-step target is ``y = m r + gamma (1 - terminated) R_c E_pi'[Q'_c(h', a')]`` with the
     reward multiplier m, target heads pi' and Q', and a reduction R over the ``num_target_critics``
-    critics c that are drawn.
+    critics c that are drawn: the minimum, or the mean with ``online_coeff=0``. Where actions cannot
+    be enumerated, one action is sampled and the target is ``E_pi'[R_c Q'_c]``, as in SAC (arXiv
+    1812.05905).
 
-    The output also holds detached metrics of the last discount, which acts: means over valid
+    The output also holds detached metrics of the last discount, with which the agent acts: means over valid
     transitions of ``td_error`` (absolute), ``q_value``, ``target_value``, ``entropy`` and
     ``filter_weight`` (with the binary filter: the share of cloned actions), and ``return_std``, the
     scale that normalises values. With several discounts, ``q_value_gamma_<g>`` and
@@ -82,7 +87,8 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             cannot be enumerated, it maps (context [*, D], encoded actions [*, G, A]) to
             [*, C, G, O], and the actions may have one more leading dimension than the context, for
             several samples. None if no term uses a critic: behaviour cloning without a filter.
-        returns: Representation of values: `yamame.heads.PopArt` or `yamame.heads.BinnedReturns`.
+        returns: Representation of values: `yamame.heads.PopArt`, `yamame.heads.BinnedReturns` or
+            another `yamame.heads.ValueRepresentation`.
         action_space: Encodes actions and turns policy parameters into distributions.
         gammas: Distinct discounts in (0, 1), in the order of the heads.
         num_target_critics: Critics drawn for each target.
@@ -101,7 +107,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             exact. ``straight_through`` samples actions and passes the gradient of their
             probabilities (arXiv 1308.3432); several choices and bits, which are always sampled,
             use it as well.
-        target_tau: Share of the heads in the target heads after `update_targets`, in (0, 1].
+        target_tau: Polyak coefficient in (0, 1]: ``target = (1 - tau) target + tau online``.
 
     Raises:
         ArgumentError: A setting is out of its range, a head has another number of discounts, or a
@@ -116,11 +122,11 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
     >>> critic = make_critic(8, action_space=space, gammas=gammas)
     >>> options = {"action_space": space, "gammas": gammas}
     >>> loss = MultiGammaREDQLoss(encoder, actor, critic, PopArt(2), **options)
-    >>> no = torch.zeros(2, 5, 1, dtype=torch.bool)
-    >>> batch = TensorDict({"mask": ~no, "is_init": no}, [2, 5])
+    >>> false = torch.zeros(2, 5, 1, dtype=torch.bool)
+    >>> batch = TensorDict({"mask": ~false, "is_init": false}, [2, 5])
     >>> batch["observation"] = torch.randn(2, 5, 4)
     >>> batch["action"] = torch.zeros(2, 5, dtype=torch.long)
-    >>> batch["next"] = TensorDict({"reward": torch.ones(2, 5, 1), "terminated": no}, [2, 5])
+    >>> batch["next"] = TensorDict({"reward": torch.ones(2, 5, 1), "terminated": false}, [2, 5])
     >>> sorted(name for name in loss(batch).keys() if name.startswith("loss_"))
     ['loss_cloning', 'loss_critic', 'loss_online']
     >>> loss.update_targets()  # after the optimizer's step
@@ -141,12 +147,12 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         online_coeff: NonNegativeFloat = 1.0,
         cloning_coeff: NonNegativeFloat = 0.1,
         critic_coeff: NonNegativeFloat = 10.0,
-        cloning_filter: Literal["binary", "exponential", "none"] = "binary",
+        cloning_filter: CloningFilter = "binary",
         filter_threshold: float = 0.0,
         filter_temperature: PositiveFloat = 1.0,
         n_step: PositiveInt = 1,
         num_action_samples: PositiveInt = 1,
-        discrete_gradient: Literal["expectation", "straight_through"] = "expectation",
+        discrete_gradient: DiscreteGradient = "expectation",
         target_tau: float = 0.005,
     ) -> None:
         super().__init__(
@@ -172,37 +178,36 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         condition = "be positive where online_coeff and cloning_coeff are 0"
         require(owner, "critic_coeff", self.critic_coeff, learns, condition)
 
-        filters = ("binary", "exponential", "none")
-        require_choice(owner, "cloning_filter", self.cloning_filter, filters)
+        require_choice(owner, "cloning_filter", self.cloning_filter, get_args(CloningFilter))
         gradient = self.discrete_gradient
-        require_choice(owner, "discrete_gradient", gradient, ("expectation", "straight_through"))
+        require_choice(owner, "discrete_gradient", gradient, get_args(DiscreteGradient))
         suits = gradient == "expectation" or self.action_space.kind != "box"
         condition = "be 'expectation' where actions are continuous"
         require(owner, "discrete_gradient", gradient, suits, condition)
 
         if self.critic_network is None:
-            users = self._uses_critics
+            users = self._critic_users
             condition = f"not be None (num_critics 0) with {' and '.join(users)}"
             require(owner, "critic", None, not users, condition)
-        # A custom critic may not tell how many critics it holds; `critic_subset_value` checks then.
+        # A custom critic may lack `num_critics`; `critic_subset_value` checks the number then.
         most = getattr(self.critic_network, "num_critics", self.num_target_critics)
         enough = self.num_target_critics <= most
         condition = f"be at most num_critics {most}"
         require(owner, "num_target_critics", self.num_target_critics, enough, condition)
 
     @property
-    def _filters(self) -> bool:
+    def _filters_cloning(self) -> bool:
         return self.cloning_coeff > 0 and self.cloning_filter != "none"
 
     @property
-    def _uses_critics(self) -> list[str]:
+    def _critic_users(self) -> list[str]:
         """Settings that need critics."""
         users = []
         if self.critic_coeff > 0:
             users.append("critic_coeff")
         if self.online_coeff > 0:
             users.append("online_coeff")
-        if self._filters:
+        if self._filters_cloning:
             users.append("cloning_filter")
         return users
 
@@ -219,7 +224,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             keys += gamma_names("q_value", self.discounts)
             if self.returns.bounds is not None:
                 keys.append("clipped_targets")
-        if self._filters:
+        if self._filters_cloning:
             keys += gamma_names("filter_weight", self.discounts)
         keys.append("entropy")
         return keys
@@ -228,9 +233,9 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Compute the terms and metrics of one batch of sequences [B, L]."""
         valid = self._valid_transitions(tensordict)
-        contexts = self._contexts(self.encoder, tensordict)
-        actor_context = contexts[0][:, DEPARTURE]
-        critic_context = contexts[1][:, DEPARTURE]
+        all_actor_context, all_critic_context = self._contexts(self.encoder, tensordict)
+        actor_context = all_actor_context[:, DEPARTURE]
+        critic_context = all_critic_context[:, DEPARTURE]
         action = self._taken_actions(tensordict, valid)
         mask = self._action_mask(tensordict, DEPARTURE, needed=valid)
         params = self._policy_params(self.actor_network, actor_context)
@@ -239,18 +244,18 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         output: dict[str, Tensor] = {}
         # Without a filter every action is cloned with weight one.
         weight = params.new_ones(params.shape[:-1])
-        if self._uses_critics:
+        if self._critic_users:
             targets = None
             if self.critic_coeff > 0:
                 # Targets come first: they move the statistics that normalise the rest.
-                targets = self._td_targets(tensordict, *contexts, valid)
-            taken, policy_values = self._evaluate(critic_context, action, policy)
+                targets = self._td_targets(tensordict, all_actor_context, all_critic_context, valid)
+            taken, policy_values = self._taken_and_policy_values(critic_context, action, policy)
             if targets is not None:
                 output |= self._critic_loss(taken, targets, valid)
             if self.online_coeff > 0:
                 actor_loss = self._actor_loss(policy_values, policy, valid)
                 output["loss_online"] = self.online_coeff * actor_loss
-            if self._filters:
+            if self._filters_cloning:
                 weight = self._cloning_weight(taken.detach(), policy_values)
                 output |= gamma_means("filter_weight", weight, valid, self.discounts)
 
@@ -280,22 +285,22 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             critic_context: [B, L, D], read by the critics.
             valid: Bool [B, T].
         """
-        actor_context, critic_context = self._arrival_contexts(
+        next_actor_context, next_critic_context = self._arrival_contexts(
             tensordict, actor_context, critic_context
         )
         reward = self._outcome(tensordict, "reward")
         terminated = self._outcome(tensordict, "terminated")
-        params = self._policy_params(self._targets["actor"], actor_context)
+        params = self._policy_params(self._targets["actor"], next_actor_context)
         # After the end of an episode no action is needed, and none may be allowed.
         mask = self._action_mask(tensordict, ARRIVAL, needed=valid & ~terminated)
         policy = self._distribution(params, mask)
 
         critics = partial(self._raw_values, self._targets["critic"])
         if self.action_space.enumerable:
-            policy_values = enumerate_policy(critics(critic_context), policy)
+            policy_values = enumerate_policy(critics(next_critic_context), policy)
         else:
-            # One sample is unbiased; the noise averages out over the batch.
-            policy_values = sample_policy(critics, critic_context, policy, num_samples=1)
+            # One sample, as in SAC: the noise averages out over the batch.
+            policy_values = sample_policy(critics, next_critic_context, policy, num_samples=1)
         next_values = policy_values.expect(self.returns.to_returns(policy_values.raw))
 
         # A policy that maximises critics exploits their errors, so the minimum is taken (arXiv
@@ -318,7 +323,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             self.returns.update(targets, valid)
         return targets
 
-    def _evaluate(
+    def _taken_and_policy_values(
         self, context: Tensor, action: Tensor, policy: ActionDistribution
     ) -> tuple[Tensor, PolicyValues]:
         """Evaluate the taken actions and the policy.
@@ -340,7 +345,8 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         with torch.set_grad_enabled(trains_critics):
             raw = self._raw_values(critics, context, action_per_gamma)
         # The actor loss differentiates values with respect to the sampled actions. Its gradient
-        # must not reach the critics or, through them, the encoder.
+        # must not reach the critics or, through them, the encoder. A plain enable_grad would
+        # override an outer no_grad.
         frozen = partial(self._raw_values, critics, frozen=True)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.online_coeff > 0):
             values = sample_policy(frozen, context.detach(), policy, self.num_action_samples)
@@ -357,7 +363,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         q_value = self.returns.to_returns(taken.detach())
         assert q_value.shape == (*valid.shape, taken.shape[2], len(self.discounts))
         # All critics share the target.
-        error = masked_mean(self.returns.loss(taken, targets.unsqueeze(2)), valid)
+        error = masked_mean(self.returns.loss(taken, targets.unsqueeze(dim=2)), valid)
         output = {"loss_critic": self.critic_coeff * error}
         output |= value_metrics(q_value, targets, valid, self.discounts)
         output["return_std"] = self.returns.std[-1]
@@ -373,7 +379,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             policy_values = straight_through(policy_values.raw, policy, self.num_action_samples)
         # Normalised values give all discounts gradients of one scale.
         values = policy_values.expect(self.returns.to_normalized(policy_values.raw))
-        value = values.amin(2)
+        value = values.amin(dim=2)  # over critics: [B, T, G]
         assert value.shape == (*valid.shape, len(self.discounts))
         return -masked_mean(value, valid)
 
@@ -389,7 +395,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         # rounded away in float32.
         taken_value = self.returns.to_normalized(taken)
         policy_value = policy_values.expect(self.returns.to_normalized(policy_values.raw))
-        advantage = (taken_value - policy_value).mean(2) * self.returns.std
+        advantage = (taken_value - policy_value).mean(dim=2) * self.returns.std
         return advantage_filter(
             advantage,
             kind=self.cloning_filter,

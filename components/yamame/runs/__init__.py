@@ -1,8 +1,7 @@
-"""What recipes share beside the other rooms: building the parts, and a run from its first to its
-last step.
+"""Runs: parts built from a configuration, and a run from its first to its last step.
 
-`MLflowTracker` and `NullTracker` stand here as well because configurations in older checkpoints
-name them so.
+`MLflowTracker` and `NullTracker` are exported here as well, because configurations in older
+checkpoints name them so.
 """
 
 from yamame.runs.callbacks import Callback as Callback

@@ -1,19 +1,20 @@
-"""Recipes from Python: what the command line does, with values given back.
+"""Recipes from Python, with the overrides of the command line and return values.
 
     run = yamame.train("env=tmaze", "encoder=gru", "budget.minutes=1", callbacks=[...])
     print(run.objective, run.path, run.progress.curve)
     print(yamame.evaluate(f"run={run.path}", "num_episodes=512")["score"])
 
-Overrides are those of the command line. A sweep is a loop; a search by another library calls
-`train` in its objective. Random numbers and Hydra belong to the process: calls from several threads
-wait for each other, and the caller's generators are left as they were.
+A sweep is a loop; a search by another library calls `train` in its objective. Random number
+generators and Hydra belong to the process: calls from several threads wait for each other, and the
+caller's generators are left as they were.
 """
 
 import importlib.util
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,15 +24,16 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from yamame.checks import UsageError
-from yamame.cli.app import make_ready
-from yamame.cli.arguments import EASED, ease
-from yamame.cli.command_line import read_command_line
+from yamame.checks import SettingError, UsageError, require_setting
+from yamame.cli.app import make_ready, takes_settings
+from yamame.cli.arguments import ease
+from yamame.cli.command_line import CommandLine, read_command_line
 from yamame.cli.explain import check_choices, explain
 from yamame.cli.front import prepare_process
 from yamame.cli.jobs import AlreadyDone
 from yamame.cli.nodes import check
-from yamame.cli.settings import SETTINGS
+from yamame.cli.sections import Config, Node
+from yamame.cli.settings import CONFIGS
 from yamame.files.identity import key_of
 from yamame.runs.callbacks import Callback
 from yamame.runs.run import Run
@@ -40,26 +42,29 @@ from yamame.system.installed import conf_dir, recipes_dir
 from yamame.system.signals import Terminated
 from yamame.training import GlobalRNGState
 
-_PREFIX = "yamame.recipes"
-_ALONE = threading.RLock()
-"""Whoever composes and runs a recipe in this process has it."""
+_PACKAGE = "yamame.recipes"
+_LOCK = threading.RLock()
+"""Held while a recipe is composed and run, because Hydra's state is global.
+
+It is reentrant, because a callback may evaluate a run.
+"""
 
 
 def compose(
     *overrides: str, recipe: str = "train", config_dir: str | Path | None = None
 ) -> DictConfig:
-    """The configuration that a command line would give, checked as a run would check it.
+    """Compose and check a configuration as the command line does.
 
     Args:
         overrides: As on the command line: ``"env=tmaze"``, ``"optimizer.lr=1e-4"``, ``"~trials"``.
-        recipe: Which recipe's: the name of a file in ``recipes/``.
-        config_dir: A directory of your own YAML files, which come before ours, as ``--config-dir``.
+        recipe: Recipe whose configuration it is: the name of a file in ``recipes/``.
+        config_dir: Directory of further YAML files, which take precedence, as ``--config-dir``.
 
     Raises:
-        UsageError: Names what is wrong, in one line.
+        UsageError: An override or a setting is wrong.
     """
-    with _composed(overrides, recipe, config_dir) as cfg:
-        return cfg
+    with _composed(overrides, recipe, config_dir) as composed:
+        return composed.cfg
 
 
 def train(
@@ -68,82 +73,81 @@ def train(
     recipe: str = "train",
     config_dir: str | Path | None = None,
 ) -> Run:
-    """Trains, as ``python recipes/<recipe>.py`` does.
+    """Train an agent, as ``python recipes/<recipe>.py`` does.
 
     Args:
         overrides, config_dir: As for `compose`.
-        callbacks: `yamame.Callback` objects that are told what happens.
+        callbacks: Objects whose methods are called at the events of the run.
         recipe: A recipe that trains: ``train``, ``offline``, ``ppo``, ``distill``.
 
     Returns:
         The `Run` that has ended: ``objective``, ``path``, ``summary``, ``progress.curve``,
-        ``checkpoints.best``. With ``resume=auto`` and nothing left to do, the run as it was left.
+        ``checkpoints.best``. With ``resume=auto`` and nothing left to do, the finished run.
 
     Raises:
-        UsageError: What is wrong, before anything was written.
-        KeyboardInterrupt: Ctrl-C or a signal has ended the run, in order; ``resume=true`` goes on.
+        UsageError: An override or a setting is wrong; no file was written.
+        KeyboardInterrupt: The run was ended by Ctrl-C or a signal, with a checkpoint;
+            ``resume=true`` continues it.
     """
-    kept = _Kept()
-    with _composed(overrides, recipe, config_dir) as cfg:
-        make_ready(cfg)
+    if not isinstance(callbacks, list | tuple):
+        given = type(callbacks).__name__
+        raise SettingError("callbacks", given, "be a list of yamame.Callback")
+    keeper = _RunKeeper()
+    with _composed(overrides, recipe, config_dir) as composed:
         try:
-            load_recipe(recipe).train(cfg, callbacks=[*_listed(callbacks), kept])
+            composed.call(load_recipe(recipe).train, callbacks=[*callbacks, keeper])
         except AlreadyDone as done:
             return done.run
         except Terminated:
+            # Without the signal's own exception, which ends the process of a command line.
             raise KeyboardInterrupt from None
-    return kept.run
-
-
-def _listed(callbacks: Any) -> Sequence[Callback]:
-    if isinstance(callbacks, list | tuple):
-        return callbacks
-    raise UsageError(
-        f"callbacks: must be a list of yamame.Callback, got {type(callbacks).__name__}"
-    )
+    return keeper.run
 
 
 def evaluate(*overrides: str, config_dir: str | Path | None = None) -> dict[str, Any]:
-    """Plays trained runs on held-out tasks, as ``python recipes/evaluate.py run=...`` does.
+    """Evaluate trained runs on held-out tasks, as ``python recipes/evaluate.py run=...`` does.
 
     Returns:
-        What stands in ``evaluation.json``, and under ``score`` the mean over the runs.
+        The content of ``evaluation.json``, and under ``score`` the mean over the runs.
     """
-    with _composed(overrides, "evaluate", config_dir) as cfg:
-        make_ready(cfg)
-        return load_recipe("evaluate").evaluate_runs(cfg)
+    with _composed(overrides, "evaluate", config_dir) as composed:
+        report: dict[str, Any] = composed.call(load_recipe("evaluate").evaluate_runs)
+        return report
 
 
 def make_report(*overrides: str, config_dir: str | Path | None = None) -> Path:
-    """Makes the page of ``python recipes/report.py``; returns its path."""
-    with _composed(overrides, "report", config_dir) as cfg:
-        make_ready(cfg)
-        return load_recipe("report").report(cfg)
+    """Write the page of ``python recipes/report.py``, and return its path."""
+    with _composed(overrides, "report", config_dir) as composed:
+        page: Path = composed.call(load_recipe("report").report)
+        return page
 
 
 def load_recipe(name: str) -> ModuleType:
-    """The module of a recipe, whether the package was installed or stands in its repository.
+    """Import the module of a recipe, of an installed package or of a checkout.
 
     Raises:
-        UsageError: There is no such recipe.
+        SettingError: The recipe does not exist.
     """
-    if (module := sys.modules.get(f"{_PREFIX}.{name}")) is not None:
-        return module
+    module_name = f"{_PACKAGE}.{name}"
+    loaded = sys.modules.get(module_name)
+    if loaded is not None:
+        return loaded
+
     path = recipes_dir() / f"{name}.py"
-    if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in recipes_dir().glob("*.py")))
-        raise UsageError(f"recipe: must be one of {known}, got {name!r}")
-    spec = importlib.util.spec_from_file_location(f"{_PREFIX}.{name}", path)
+    known = ", ".join(sorted(file.stem for file in recipes_dir().glob("*.py")))
+    require_setting("recipe", name, path.is_file(), f"be one of {known}")
+    spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    sys.modules[spec.name] = module
+    # Registered last: a recipe that fails to import is not found half-imported next time.
+    sys.modules[module_name] = module
     return module
 
 
-class _Kept(Callback):
-    """Keeps the run for the caller."""
+class _RunKeeper(Callback):
+    """Keeps the run, which recipes do not return."""
 
     run: Run
 
@@ -152,54 +156,76 @@ class _Kept(Callback):
         self.run = run
 
 
+@dataclass(frozen=True)
+class _Composed:
+    """A composed configuration that has been checked.
+
+    Attributes:
+        cfg: Hydra's configuration.
+        settings: The same as typed settings.
+    """
+
+    cfg: DictConfig
+    settings: Config | Node
+
+    def call(self, task: Callable[..., Any], **options: Any) -> Any:
+        """Run a function of a recipe."""
+        make_ready(self.cfg)
+        return task(self.settings if takes_settings(task) else self.cfg, **options)
+
+
 @contextmanager
 def _composed(
     overrides: Sequence[str], recipe: str, config_dir: str | Path | None
-) -> Iterator[DictConfig]:
-    """The configuration; within the block Hydra's singleton tells what it would tell a recipe that
-    it runs.
+) -> Iterator[_Composed]:
+    """Within the block, the configuration is that of Hydra's singleton, as in a recipe."""
+    with _LOCK, _preserved_generators():
+        load_recipe(recipe)
+        prepare_process()
+        line = _command_line(overrides, recipe, config_dir)
+        try:
+            check_choices(line)
+            with line.composing():
+                whole = line.composed(line.overrides, whole=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UsageError(" ".join(explain(error, line))) from error
+        # Recipes see the configuration without Hydra's own section, as under its decorator.
+        cfg = whole.copy()
+        with open_dict(cfg):
+            del cfg["hydra"]
+
+        singleton = HydraConfig.instance()
+        former = singleton.cfg
+        singleton.set_config(whole)
+        try:
+            overridden = [key_of(text) for text in line.overrides]
+            yield _Composed(cfg, check(cfg, CONFIGS[recipe], overridden=overridden))
+        finally:
+            singleton.cfg = former
+
+
+def _command_line(
+    overrides: Sequence[str], recipe: str, config_dir: str | Path | None
+) -> CommandLine:
+    """Return the command line that would have the same overrides.
+
+    Raises:
+        SettingError: An override is not text, or is a flag.
     """
-    with _ALONE, _random_numbers_kept(), _told(overrides, recipe, config_dir) as cfg:
-        yield cfg
+    for text in overrides:
+        is_override = isinstance(text, str) and not text.startswith("-")
+        require_setting("overrides", text, is_override, "be texts as 'encoder=gru'")
+    flags = [] if config_dir is None else ["--config-dir", str(config_dir)]
+    eased = ease(overrides, CONFIGS[recipe])
+    return read_command_line([*flags, *eased], str(conf_dir().resolve()), recipe)
 
 
 @contextmanager
-def _random_numbers_kept() -> Iterator[None]:
-    """Generators are after the block as they were before."""
+def _preserved_generators() -> Iterator[None]:
+    """After the block, the global random number generators are as they were before it."""
     generators = GlobalRNGState()
     former = generators.state_dict()
     try:
         yield
     finally:
         generators.load_state_dict(former)
-
-
-@contextmanager
-def _told(
-    overrides: Sequence[str], recipe: str, config_dir: str | Path | None
-) -> Iterator[DictConfig]:
-    load_recipe(recipe)
-    prepare_process()
-    for text in overrides:
-        if not isinstance(text, str) or text.startswith("-"):
-            raise UsageError(f"overrides: must be texts as 'encoder=gru', got {text!r}")
-    flags = [] if config_dir is None else ["--config-dir", str(config_dir)]
-    eased = ease(overrides, **EASED.get(recipe, {}))
-    line = read_command_line([*flags, *eased], str(conf_dir().resolve()), recipe)
-    try:
-        check_choices(line)
-        with line.composing():
-            whole = line.composed(line.overrides, whole=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(" ".join(explain(error, line).split())) from error
-    cfg = whole.copy()
-    with open_dict(cfg):
-        del cfg["hydra"]
-    singleton = HydraConfig.instance()
-    former = singleton.cfg
-    singleton.set_config(whole)
-    try:
-        check(cfg, SETTINGS[recipe], typed=[key_of(text) for text in line.overrides])
-        yield cfg
-    finally:
-        singleton.cfg = former

@@ -1,34 +1,35 @@
-"""The parts that every recipe builds from a configuration: environment, agent, learner, replay,
-collector.
+"""Parts of a run that recipes build from a configuration, each by a function of its own.
+
+Each function builds what its section of the configuration describes, and adds what is known only at
+run time. `yamame.runs.checks` has the conditions that several settings, or a setting and the
+environment, must meet together.
 """
 
-import math
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
 from tensordict.nn import TensorDictModuleBase
 from torch.optim import Optimizer
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
 from yamame import distributed
 from yamame.agent import InContextAgent, InContextPolicy
-from yamame.checks import UsageError
-from yamame.cli.nodes import instantiate, plain, target_of
+from yamame.agent.assembly import KEYS, agent_arguments
+from yamame.checks import ArgumentError, BuildError, at_key, require_setting
+from yamame.cli.nodes import instantiate, plain, select, target_of, with_changes
+from yamame.cli.sections import AnyConfig
 from yamame.cli.threads import share_threads
 from yamame.cli.validation import parameters_of
 from yamame.collectors import Collector
 from yamame.data import Mixture, TrajectoryDataset, TrajectoryFormat
-from yamame.deploy.build import assemble
 from yamame.deploy.build import check_device as check_device
 from yamame.keys import GOAL_KEYS
-from yamame.replay import GoalFrequencies, Window
-from yamame.replay.disk.files import read_manifests
-from yamame.replay.frequencies import counting
+from yamame.replay import Window
+from yamame.runs import checks
 from yamame.runs.callbacks import (
     Callback,
     Callbacks,
@@ -37,103 +38,120 @@ from yamame.runs.callbacks import (
     RewardWarning,
     Tracking,
 )
-from yamame.runs.novelty import lacks_worlds, tell_other_splits
+from yamame.runs.checks import check_lengths as check_lengths
+from yamame.runs.checks import longest_episode as longest_episode
+from yamame.runs.checks import relabels as relabels
+from yamame.runs.novelty import lacks_worlds, warn_other_splits
 from yamame.runs.progress_bar import ProgressBar
 from yamame.system.budget import Budget
-from yamame.system.messages import format_value, print_stderr
+from yamame.system.messages import print_stderr
 from yamame.training.averaging import AveragedWeights
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.learner import Learner
 from yamame.training.progress import Progress
 from yamame.transforms import ContextTransform
 
+_READ_FROM_ENVS = ("novelty", "held_out_instructions", "goal_radius")
+"""Attributes of environments that this package reads (`yamame_envs.ContextEnv`)."""
 
-def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = False) -> EnvBase:
-    """The environment of the configuration, ``num_envs`` times, in the format of `yamame.keys`.
 
-    Its class is given those of ``num_envs``, ``seed`` and ``device`` that its constructor names.
-    One without ``num_envs`` is built so many times, and stepped one after the other.
+def build_env(cfg: AnyConfig, *, num_envs: int, seed: int, held_out: bool = False) -> EnvBase:
+    """Build the environment in the format of `yamame.keys`.
+
+    The class gets those of ``num_envs``, ``seed`` and ``device`` that its constructor takes. One
+    without ``num_envs`` is built that many times, and its copies are stepped one after the other.
+
+    Args:
+        cfg: Composed configuration.
+        num_envs: Number of environments in the batch.
+        seed: Seed of the environments.
+        held_out: Whether ``evaluation.env`` changes the settings.
     """
-    changed = plain(cfg.evaluation.env) if held_out else {}
-    given = {"num_envs": num_envs, "seed": seed, "device": cfg.device}
-    known = parameters_of(target_of(cfg.env))
-    build = partial(
-        instantiate, cfg.env, **{k: v for k, v in given.items() if k in known}, **changed
-    )
-    try:
-        env = build() if "num_envs" in known else _in_turn(num_envs, build, cfg.device)
-    except UsageError as error:
-        named = [f".{name}" for name in changed if name in str(error)]
-        if not named:
-            raise
-        raise UsageError(f"evaluation.env{named[0]}: {str(error).removeprefix('env: ')}") from error
-    if "seed" not in known:
+    changes = plain(cfg.evaluation.env) if held_out else {}
+    parameters = parameters_of(target_of(cfg.env))
+    given: dict[str, Any] = {}
+    for name, value in (("num_envs", num_envs), ("seed", seed), ("device", cfg.device)):
+        if name in parameters:
+            given[name] = value
+    build = partial(instantiate, cfg.env, **given, **changes)
+
+    with _errors_at_changes(changes):
+        env = build() if "num_envs" in parameters else _build_serial(num_envs, build, cfg.device)
+    if "seed" not in parameters:  # otherwise the constructor has used it
         env.set_seed(seed)
-    trials = cfg.get("trials")
-    env = env if trials is None else instantiate(trials, env=env, seed=seed)
-    has_context = "step_index" in env.observation_spec.keys()
-    return env if has_context else TransformedEnv(env, ContextTransform())
+
+    if select(cfg, "trials") is not None:
+        env = instantiate(cfg.trials, env=env, seed=seed)
+    if "step_index" in env.observation_spec.keys():
+        return env
+    # Environments of other libraries do not write the keys of the context themselves.
+    return TransformedEnv(env, ContextTransform())
 
 
-def _in_turn(num_envs: int, build: Callable[[], EnvBase], device: str) -> EnvBase:
-    """Several environments stepped one after the other, with the attributes of one that are read
-    here.
-    """
+@contextmanager
+def _errors_at_changes(changes: dict[str, Any]) -> Iterator[None]:
+    """Within the block, errors about settings of ``evaluation.env`` get that key, not ``env``."""
+    try:
+        yield
+    except ArgumentError as error:
+        if error.key == "env" and error.name in changes:
+            error.key = "evaluation.env"
+            error.is_setting = True
+        raise
+    except BuildError as error:
+        # The same environment without the changes was built before, for training.
+        if error.key == "env" and changes:
+            error.key = "evaluation.env"
+        raise
+
+
+def _build_serial(num_envs: int, build: Callable[[], EnvBase], device: str) -> EnvBase:
+    """Build several environments that are stepped one after the other."""
     env = SerialEnv(num_envs, build, device=device)
-    with closing(build()) as one:
-        for name in ("novelty", "held_out_instructions", "goal_radius"):
-            setattr(
-                env, name, getattr(one, name, None)
-            )  # SerialEnv itself has none before it is started
+    # SerialEnv has no attributes of its members before it is started.
+    with closing(build()) as member:
+        for name in _READ_FROM_ENVS:
+            setattr(env, name, getattr(member, name, None))
     return env
 
 
-def build_agent(cfg: DictConfig, env: EnvBase) -> InContextAgent:
-    """The agent of the configuration, fitted to an environment.
+def build_agent(cfg: AnyConfig, env: EnvBase) -> InContextAgent:
+    """Build the agent for an environment, with new weights, on the device of the configuration.
 
     Raises:
-        UsageError: Its encoder has learnt fewer positions than an episode has.
+        UsageError: A part has wrong arguments, the encoder has fewer positions than an episode has
+            steps, or it needs another device.
     """
     specs = env.observation_spec, env.full_action_spec["action"]
-    agent = assemble(cfg, *specs, instantiate=instantiate, loss=target_of(cfg.agent.loss))
-    steps, most = longest_episode(env), getattr(agent.trajectory_encoder, "num_positions", None)
-    if most is not None and steps is not None and most <= steps:
-        name = type(agent.trajectory_encoder).__name__
-        given = f"{name} learns {most} positions; set encoder.settings.n_positions={steps + 1}, or a rotary model"
-        raise UsageError(
-            f"encoder.settings: must have positions for the longest episode, {steps} steps: {given}"
-        )
-    if getattr(agent.trajectory_encoder, "needs_cuda", False) and not cfg.device.startswith("cuda"):
-        name = type(agent.trajectory_encoder).__name__
-        raise UsageError(f"device: must be cuda with encoder {name}, got {cfg.device}")
+    loss = target_of(cfg.agent.loss)
+    arguments = agent_arguments(cfg, lambda section, key: instantiate(section), loss=loss)
+    with at_key("agent", KEYS):
+        agent = InContextAgent(*specs, **arguments)
+    checks.check_encoder(cfg, agent.trajectory_encoder, env)
     return agent.to(cfg.device)
 
 
 def build_collector(
-    cfg: DictConfig,
+    cfg: AnyConfig,
     *,
     env: EnvBase,
     policy: InContextPolicy,
     replay: Any,
     exploration: TensorDictModuleBase,
 ) -> Collector:
-    """The collector of the configuration: it acts in ``env``, or in environments of its own in
-    other processes.
+    """Build the collector, which steps ``env``, or environments of its own in other processes.
 
-    Processes that are given a GPU act on it; all others act on processors.
+    Processes with a share of a GPU act on it, all others on the CPU.
     """
     given: dict[str, Any] = {"policy": policy, "replay": replay, "exploration": exploration}
     if "make_env" in parameters_of(target_of(cfg.collector)):
-        device = "cuda" if OmegaConf.select(cfg, "collector.resources.num_gpus") else "cpu"
-        make_env = partial(build_env, OmegaConf.create({**cfg, "device": device}))
-        num_envs = distributed.shard(cfg.schedule.num_envs, "schedule.num_envs")
-        given |= {
-            "make_env": make_env,
-            "num_envs": num_envs,
-            "seed": distributed.rank_seed(cfg.seed),
-        }
-        is_here = cfg.collector.get("address") is None
-        share_threads(num_workers=cfg.collector.get("num_workers", 0) if is_here else 0)
+        device = "cuda" if select(cfg, "collector.resources.num_gpus") else "cpu"
+        given["make_env"] = partial(build_env, with_changes(cfg, {"device": device}))
+        given["num_envs"] = distributed.shard(cfg.schedule.num_envs, "schedule.num_envs")
+        given["seed"] = distributed.rank_seed(cfg.seed)
+        # Workers of a cluster at another address do not use this machine's cores.
+        is_local = cfg.collector.get("address") is None
+        share_threads(num_workers=cfg.collector.get("num_workers", 0) if is_local else 0)
     else:
         given["env"] = env
     collector: Collector = instantiate(cfg.collector, **given)
@@ -141,68 +159,81 @@ def build_collector(
 
 
 def build_learner(
-    cfg: DictConfig,
+    cfg: AnyConfig,
     agent: InContextAgent,
     *,
     guard: NonFiniteGuard | None = None,
     budget: Budget | None = None,
 ) -> Learner:
-    """The learner of the configuration for an agent.
+    """Build the learner of an agent.
 
-    The guard refuses updates that are not finite; the minutes of the budget let the learning rate
-    fall in time.
+    Args:
+        cfg: Composed configuration.
+        agent: The agent.
+        guard: Skips updates with NaN or Inf gradients; None for one that keeps no evidence.
+        budget: Limits of the run. With a limit in minutes and ``schedule.anneal_lr``, the learning
+            rate falls with the time as well.
 
     Raises:
-        UsageError: The loss takes one discount factor, and the agent has several; or a setting of
-            the schedule is refused.
+        UsageError: The loss takes one discount factor and the agent has several, or a setting of
+            the schedule is out of its range.
     """
-    given: dict[str, Any] = {"gammas": agent.gammas}
+    loss = _build_loss(cfg, agent).to(cfg.device)
+    optimizer = build_optimizer(cfg, agent)
+    schedule = cfg.schedule
+    anneals = select(schedule, "anneal_lr")
+    decay = select(schedule, "average_decay")
+    has_minutes = budget is not None and budget.minutes is not None
+    minutes = budget if anneals and has_minutes else None
+
+    def time_spent() -> float:
+        # Clocks differ between ranks, and learning rates must not.
+        return 0.0 if minutes is None else distributed.broadcast(minutes.time_spent)
+
+    with at_key("schedule", {"decay": "schedule.average_decay"}):
+        averaged = None if decay is None else AveragedWeights(agent.policy(), decay=decay)
+        return Learner(
+            loss,
+            optimizer,
+            max_grad_norm=schedule.max_grad_norm,
+            warmup_updates=schedule.warmup_updates,
+            total_updates=total_updates(cfg) if anneals else None,
+            autocast=schedule.autocast,
+            cuda_graph=bool(select(schedule, "cuda_graph")),
+            compile=bool(select(schedule, "compile")),
+            guard=guard,
+            averaged=averaged,
+            time_spent=time_spent,
+        )
+
+
+def _build_loss(cfg: AnyConfig, agent: InContextAgent) -> Any:
+    # Losses of a single policy, such as PPO's, take one discount factor.
     if "gamma" in parameters_of(target_of(cfg.agent.loss)):
-        if len(agent.gammas) != 1:
-            raise UsageError(
-                f"agent.gammas: must hold one discount factor, got {list(agent.gammas)}"
-            )
-        given = {"gamma": agent.gammas[0]}
-    loss = instantiate(
+        gammas = list(agent.gammas)
+        require_setting("agent.gammas", gammas, len(gammas) == 1, "hold one discount factor")
+        discount: dict[str, Any] = {"gamma": gammas[0]}
+    else:
+        discount = {"gammas": agent.gammas}
+    return instantiate(
         cfg.agent.loss,
         encoder=agent.encoder,
         actor=agent.actor,
         critic=agent.critic,
         returns=agent.returns,
         action_space=agent.action_space,
-        **given,
-    ).to(cfg.device)
-    optimizer = build_optimizer(cfg, agent)
-    anneals, decay = cfg.schedule.get("anneal_lr"), cfg.schedule.get("average_decay")
-    minutes = budget if anneals and budget is not None and budget.minutes is not None else None
-    try:
-        return Learner(
-            loss,
-            optimizer,
-            max_grad_norm=cfg.schedule.max_grad_norm,
-            warmup_updates=cfg.schedule.warmup_updates,
-            total_updates=total_updates(cfg) if anneals else None,
-            autocast=cfg.schedule.autocast,
-            cuda_graph=bool(cfg.schedule.get("cuda_graph")),
-            compile=bool(cfg.schedule.get("compile")),
-            guard=guard,
-            averaged=None if decay is None else AveragedWeights(agent.policy(), decay=decay),
-            time_spent=lambda: (
-                0.0 if minutes is None else distributed.broadcast(minutes.time_spent)
-            ),
-        )
-    except ValueError as error:  # its arguments are keys of the schedule
-        keyed = str(error).replace("AveragedWeights: decay", "schedule.average_decay", 1)
-        raise UsageError(keyed.replace("Learner: ", "schedule.", 1)) from error
+        **discount,
+    )
 
 
-def build_optimizer(cfg: DictConfig, agent: InContextAgent) -> Optimizer:
-    """The optimizer of the configuration, over all parameters of the agent that are learned.
+def build_optimizer(cfg: AnyConfig, agent: InContextAgent) -> Optimizer:
+    """Build the optimizer of all parameters of the agent that are learned.
 
-    One whose constructor has an argument ``module`` is given the agent as well, to ask for the
-    roles of parameters.
+    A class whose constructor takes ``module`` gets the agent as well, to read the roles of its
+    parameters (`yamame.agent.roles`).
     """
-    given: dict[str, Any] = {"params": [p for p in agent.parameters() if p.requires_grad]}
+    learned = [parameter for parameter in agent.parameters() if parameter.requires_grad]
+    given: dict[str, Any] = {"params": learned}
     if "module" in parameters_of(target_of(cfg.optimizer)):
         given["module"] = agent
     optimizer: Optimizer = instantiate(cfg.optimizer, **given)
@@ -210,249 +241,206 @@ def build_optimizer(cfg: DictConfig, agent: InContextAgent) -> Optimizer:
 
 
 def evaluated_policy(agent: InContextAgent, learner: Learner) -> InContextPolicy:
-    """The policy that is evaluated and deployed: that of averaged weights, where they are kept."""
+    """Return the policy to evaluate and deploy: with averaged weights if there are any."""
     return agent.policy() if learner.averaged is None else learner.averaged.network
 
 
-def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:
-    """What is told of a run, by name: its tracker, its bar, those of the configuration, and others.
+def build_callbacks(cfg: AnyConfig, given: Sequence[Callback]) -> Callbacks:
+    """Build all callbacks of a run, by name.
+
+    Args:
+        cfg: Composed configuration, with callbacks in the section ``callbacks``.
+        given: Further callbacks, from Python.
 
     Raises:
-        UsageError: One of them is no `Callback`.
+        SettingError: A callback is not a `Callback`, or has the name of one of the run's own.
     """
     named: dict[str, Callback] = {
-        "tracking": Tracking(),
+        "tracking": Tracking(),  # first, so that its run is open when others log
         "progress_bar": ProgressBar(),
         "reward_warning": RewardWarning(),
         "endless_warning": EndlessWarning(),
         "clipped_targets_warning": ClippedTargetsWarning(),
     }
     for name, node in cfg.callbacks.items():
-        if not isinstance(node, DictConfig):
-            raise UsageError(
-                f"callbacks.{name}: must be a mapping with _target_, got {format_value(node)}"
-            )
-        if name in named:
-            raise UsageError(
-                f"callbacks.{name}: must have another name, for that of the run itself has this one"
-            )
+        key = f"callbacks.{name}"
+        is_node = isinstance(node, Mapping)
+        require_setting(key, node, is_node, "be a mapping with _target_")
+        condition = "have another name, for a callback of the run itself has this one"
+        require_setting(key, name, name not in named, condition)
         named[str(name)] = instantiate(node)
+
     for callback in given:
-        name = type(callback).__name__
-        named[f"{name}-{sum(other.startswith(name) for other in named)}"] = callback
+        kind = type(callback).__name__
+        # Numbered per class, so that a checkpoint's states find their callbacks again.
+        number = sum(other.startswith(kind) for other in named)
+        named[f"{kind}-{number}"] = callback
+
     for name, callback in named.items():
-        if not isinstance(callback, Callback):
-            raise UsageError(
-                f"callbacks.{name}: must be a yamame.Callback, got {type(callback).__name__}"
-            )
-        events = [name for name in dir(callback) if name.startswith("on_")]
-        if strange := [event for event in events if not hasattr(Callback, event)]:
-            known = ", ".join(name for name in dir(Callback) if name.startswith("on_"))
-            raise UsageError(
-                f"callbacks.{name}: must have methods of events, {known}, got {strange[0]}"
-            )
-        if hasattr(callback, "state_dict") != hasattr(callback, "load_state_dict"):
-            raise UsageError(
-                f"callbacks.{name}: must have both state_dict and load_state_dict, or neither"
-            )
+        checks.check_callback(f"callbacks.{name}", callback)
     return Callbacks(named)
 
 
-def longest_episode(env: EnvBase) -> int | None:
-    """Steps of the longest episode; None where the environment does not tell."""
-    bound = getattr(env.observation_spec["step_index"].space, "high", None)
-    return None if bound is None else int(bound.max())
-
-
-def check_lengths(cfg: DictConfig, env: EnvBase) -> None:
-    """Refuses budgets that end before the first update, and episodes longer than replay or a learnt
-    table of positions.
-
-    Raises:
-        UsageError: Names the key, and the length where the environment tells it.
-    """
-    schedule, allowed = cfg.schedule, cfg.budget.env_steps
-    if allowed is not None and schedule.updates_per_step > 0 and not schedule.offline_updates:
-        least = schedule.learning_starts + math.ceil(1 / schedule.updates_per_step)
-        if allowed < least:
-            raise UsageError(
-                f"budget.env_steps must be at least {least}, where the first update is made, got {allowed}"
-            )
-    steps = longest_episode(env)
-    if steps is None or steps >= 2**31:
-        return
-    num_positions = cfg.encoder.get("num_positions")
-    if num_positions is not None and num_positions <= steps:
-        raise UsageError(
-            f"encoder.num_positions: must exceed the longest episode, {steps} steps, got {num_positions}"
-        )
-    capacity = cfg.replay.get("capacity")
-    if capacity is not None and capacity <= steps:
-        raise UsageError(
-            f"replay.capacity: must hold an episode of {steps + 1} timesteps, got {capacity}"
-        )
-
-
-def build_transform(cfg: DictConfig, env: EnvBase, *, resumed: Path | None = None) -> Compose:
-    """What happens to trajectories when they are sampled: relabelled whole, then cut, then packed.
+def build_transform(cfg: AnyConfig, env: EnvBase, *, resumed: Path | None = None) -> Compose:
+    """Build the transforms of sampled trajectories: relabelling, then windows, then packing.
 
     Args:
-        cfg: The configuration.
-        env: The environment that training plays, which tells the instructions that are held out
-            from training (``held_out_instructions``, see `yamame_envs.GoalEnv`), if its split holds
-            any.
-        resumed: Folder of the trajectories of a run that goes on.
+        cfg: Composed configuration.
+        env: Environment of training. Its ``held_out_instructions``, if there are any, are rejected
+            when relabelling (`yamame_envs.GoalEnv`).
+        resumed: Folder of the trajectories of a resumed run.
 
     Raises:
-        UsageError: Goals are to be relabelled in an environment that has none; or held-out
-            instructions are to be rejected by a class that cannot.
+        UsageError: The environment has no goals to relabel, or the class of ``relabel`` cannot
+            reject held-out instructions.
     """
-    has_goals = set(GOAL_KEYS) <= set(env.observation_spec.keys())
-    if relabels(cfg) and not has_goals:
-        name, strategy = type(env).__name__, cfg.relabel.get("strategy")
-        raise UsageError(
-            f"relabel.strategy={strategy}: {name} has no goals to relabel; set relabel=none"
-        )
-    relabel = []
-    if has_goals:
-        radius = getattr(env, "goal_radius", None)  # of goals in a continuous space
-        known = parameters_of(target_of(cfg.relabel))
-        given = {} if radius is None or "radius" not in known else {"radius": radius}
-        held_out = getattr(env, "held_out_instructions", None)
-        if held_out is not None and lacks_worlds(resumed, env):
-            if distributed.is_rank0():
-                print_stderr(
-                    f"{resumed}: trajectories of an earlier version, without world_hash: relabelling goes on as it "
-                    "did, and may use instructions that are held out"
-                )
-        elif held_out is not None:
-            if "held_out" in known:
-                given["held_out"] = held_out
-            elif relabels(cfg):
-                name = target_of(cfg.relabel).__name__
-                raise UsageError(
-                    f"relabel: {name} must take held_out, as the split of env holds instructions out that relabelling "
-                    "must not use; set relabel=none, or another split of env"
-                )
-        relabel = [instantiate(cfg.relabel, **given)]
-    window = [] if cfg.window is None else [instantiate(cfg.window)]
-    lengths = [transform.length for transform in window if isinstance(transform, Window)]
-    return Compose(*relabel, *window, *build_packing(cfg, longest_episode(env), *lengths))
+    transforms: list[Transform] = []
+    if set(GOAL_KEYS) <= set(env.observation_spec.keys()):
+        transforms.append(_build_relabelling(cfg, env, resumed))
+    else:
+        checks.check_no_relabelling(cfg, env)
+
+    # Trajectories are relabelled whole: a window may not contain the step that reaches a goal.
+    longest = [longest_episode(env)]
+    if cfg.window is not None:
+        window = instantiate(cfg.window)
+        transforms.append(window)
+        if isinstance(window, Window):
+            longest.append(window.length)
+    return Compose(*transforms, *build_packing(cfg, *longest))
 
 
-def build_packing(cfg: DictConfig, *steps: int | None) -> list[Transform]:
-    """The packing of the configuration, if there is one; what is packed has at most so many
-    steps.
+def _build_relabelling(cfg: AnyConfig, env: EnvBase, resumed: Path | None) -> Transform:
+    parameters = parameters_of(target_of(cfg.relabel))
+    given: dict[str, Any] = {}
+    radius = getattr(env, "goal_radius", None)  # of goals in a continuous space
+    if radius is not None and "radius" in parameters:
+        given["radius"] = radius
+
+    held_out = getattr(env, "held_out_instructions", None)
+    if held_out is not None and lacks_worlds(resumed, env):
+        # Without hashes of their worlds, held-out instructions cannot be told from others.
+        if distributed.is_rank0():
+            print_stderr(
+                f"{resumed}: trajectories of an earlier version, without world_hash: relabelling "
+                "continues as in that version, and may use held-out instructions"
+            )
+    elif held_out is not None and "held_out" in parameters:
+        given["held_out"] = held_out
+    elif held_out is not None:
+        checks.check_no_held_out_relabelling(cfg)
+    relabelling: Transform = instantiate(cfg.relabel, **given)
+    return relabelling
+
+
+def build_packing(cfg: AnyConfig, *steps: int | None) -> list[Transform]:
+    """Build the packing of sequences.
+
+    Args:
+        cfg: Composed configuration.
+        steps: Limits of the steps of a sequence; None for no limit.
+
+    Returns:
+        A list with the packing, or an empty one without packing.
     """
     if cfg.packing is None:
         return []
-    longest = min((known + 1 for known in steps if known is not None), default=None)
-    takes = "longest" in parameters_of(target_of(cfg.packing))
-    return [instantiate(cfg.packing, **({"longest": longest} if takes else {}))]
+    given = {}
+    if "longest" in parameters_of(target_of(cfg.packing)):
+        # A sequence of n steps has n + 1 timesteps.
+        timesteps = [limit + 1 for limit in steps if limit is not None]
+        given["longest"] = min(timesteps, default=None)
+    return [instantiate(cfg.packing, **given)]
 
 
-def relabels(cfg: DictConfig) -> bool:
-    """Whether trajectories are relabelled: always, by a class that knows no ``strategy``."""
-    return bool(cfg.relabel.get("strategy") != "none")
-
-
-def build_data(cfg: DictConfig, env: EnvBase, *, transform: Transform) -> TrajectoryDataset | None:
-    """The data of the configuration, as trajectories of an environment; None where there is none.
+def build_data(cfg: AnyConfig, env: EnvBase, *, transform: Transform) -> TrajectoryDataset | None:
+    """Build the data of ``data=...`` as trajectories of an environment; None without data.
 
     Raises:
         UsageError: Goals are drawn by their rarity, and the source does not count them.
     """
     if cfg.data.source is None:
         return None
-    tell_other_splits(cfg)
+    warn_other_splits(cfg)
     data: TrajectoryDataset = instantiate(
         cfg.data.source, format=TrajectoryFormat(env), transform=transform
     )
-    tables = [
-        part.rarity for part in counting(transform) if isinstance(part.rarity, GoalFrequencies)
-    ]
-    if not all(bool(table.totals.any()) for table in tables):
-        raise UsageError(
-            f"data.source: {type(data).__name__} must count its goals, for relabel.rarity, it does not; build it on "
-            "yamame.data.TrajectoryDataset, call count_goals of the transform, or set relabel=some"
-        )
+    checks.check_goal_counts(data, transform)
     return data
 
 
 def build_source(
-    cfg: DictConfig, env: EnvBase, *, replay: Any, transform: Transform, progress: Progress
+    cfg: AnyConfig, env: EnvBase, *, replay: Any, transform: Transform, progress: Progress
 ) -> Any:
-    """What the learner draws from: replay, or a mixture of data and replay.
+    """Build the source of batches: the replay buffer, or a mixture of it and of data.
 
     Raises:
-        UsageError: A share is none, or updates are to be made from data, and there is none.
+        UsageError: A share is not in [0, 1], or ``schedule.offline_updates`` needs data.
     """
-    data, setting = build_data(cfg, env, transform=transform), cfg.data
+    data = build_data(cfg, env, transform=transform)
     if data is None:
-        if cfg.schedule.offline_updates:
-            given = f"needs data, got {cfg.schedule.offline_updates} with data=none; set data=runs data.path=..."
-            raise UsageError(f"schedule.offline_updates: {given}")
+        offline = cfg.schedule.offline_updates
+        remedy = "set data=runs data.path=..."
+        condition = "be 0 with data=none"
+        require_setting("schedule.offline_updates", offline, not offline, condition, remedy=remedy)
         return replay
-    shares = [
-        setting.weight,
-        setting.weight if setting.final_weight is None else setting.final_weight,
-    ]
-    for key, share in zip(("weight", "final_weight"), shares, strict=True):
-        if not 0.0 <= share <= 1.0:
-            raise UsageError(f"data.{key}: must be a share in [0, 1], got {share}")
-    weights, final_weights = ({"data": share, "replay": 1.0 - share} for share in shares)
-    count = partial(getattr, progress, setting.anneal_by)
-    sources = {"data": data, "replay": replay}
+
+    first = cfg.data.weight
+    last = first if cfg.data.final_weight is None else cfg.data.final_weight
+    for key, share in (("data.weight", first), ("data.final_weight", last)):
+        require_setting(key, share, 0.0 <= share <= 1.0, "be a share in [0, 1]")
     return Mixture(
-        sources, weights=weights, final_weights=final_weights, anneal=setting.anneal, count=count
+        {"data": data, "replay": replay},
+        weights={"data": first, "replay": 1.0 - first},
+        final_weights={"data": last, "replay": 1.0 - last},
+        anneal=cfg.data.anneal,
+        count=partial(getattr, progress, cfg.data.anneal_by),
     )
 
 
 def build_replay(
-    cfg: DictConfig, path: Path, *, transform: Transform, owner: str, resume: bool
+    cfg: AnyConfig, path: Path, *, transform: Transform, owner: str, resume: bool
 ) -> Any:
-    """The replay buffer of the configuration, with its files in a folder of the run.
+    """Build the replay buffer, with its files in a folder of the run.
+
+    Args:
+        cfg: Composed configuration.
+        path: Folder of the files.
+        transform: Transform of sampled trajectories.
+        owner: Name of the run.
+        resume: Whether the run is resumed.
 
     Raises:
-        UsageError: The run is resumed, and the folder is gone; or it begins, and the folder holds
-            others' trajectories.
+        UsageError: The run is resumed and the folder is missing, or it is new and the folder holds
+            trajectories of another run.
     """
+    checks.check_replay_folder(path, owner=owner, resume=resume)
     if not resume and path.is_dir():
-        written_by = {manifest["owner"] for manifest in read_manifests(path)}
-        if not written_by <= {owner}:
-            raise UsageError(
-                f"run.name: {path} must be new, it holds trajectories that this run has not collected; give the run "
-                f"another name, and learn from them with data=runs data.path={path}"
-            )
-        shutil.rmtree(path)  # a run that was stopped before its first checkpoint begins again
-    if resume and not path.is_dir():
-        raise UsageError(
-            f"resume: {path} must hold the trajectories of the run, it is missing; bring it back, or begin anew with "
-            "run.overwrite=true"
-        )
-    is_mixed = (
-        "data" in cfg and cfg.data.source is not None
-    )  # then its share differs from batch to batch
-    batch_size = (
-        None if is_mixed else distributed.shard(cfg.schedule.batch_size, "schedule.batch_size")
-    )
-    given = {"path": path, "batch_size": batch_size, "transform": transform}
+        shutil.rmtree(path)  # of a run that was stopped before its first checkpoint
+
+    given: dict[str, Any] = {"path": path, "transform": transform, "resume": resume}
+    # The name of a run may have changed since it began; the checkpoint has the former one.
+    given["owner"] = None if resume else owner
+    is_mixed = select(cfg, "data.source") is not None
+    if is_mixed:
+        given["batch_size"] = None  # the share of replay differs from batch to batch
+    else:
+        given["batch_size"] = distributed.shard(cfg.schedule.batch_size, "schedule.batch_size")
+    # The buffers of all ranks together hold as much as that of a single process.
     if distributed.world_size() > 1 and "capacity" in cfg.replay:
         given["capacity"] = cfg.replay.capacity // distributed.world_size()
-    # A run may have got another name since it began; its checkpoint says whose trajectories they
-    # must be.
-    return instantiate(cfg.replay, owner=None if resume else owner, resume=resume, **given)
+    return instantiate(cfg.replay, **given)
 
 
-def total_updates(cfg: DictConfig) -> int | None:
-    """The updates that the budget allows, whatever its minutes; None where only these are
-    limited.
-    """
+def total_updates(cfg: AnyConfig) -> int | None:
+    """Return the updates within the budget, without its minutes; None if only these are limited."""
     budget, schedule = cfg.budget, cfg.schedule
-    limits = [] if budget.updates is None else [budget.updates]
-    if (
-        budget.env_steps is not None and "offline_updates" in schedule
-    ):  # others make no update per step
-        allowed = int((budget.env_steps - schedule.learning_starts) * schedule.updates_per_step)
-        limits.append(allowed + schedule.offline_updates)
+    limits = []
+    if budget.updates is not None:
+        limits.append(budget.updates)
+    # Only recipes with offline_updates make a number of updates per step.
+    if budget.env_steps is not None and select(schedule, "offline_updates") is not None:
+        steps = budget.env_steps - schedule.learning_starts
+        limits.append(int(steps * schedule.updates_per_step) + schedule.offline_updates)
+    # A schedule needs an end, even if the budget is spent before the first update.
     return max(1, int(min(limits))) if limits else None

@@ -1,6 +1,7 @@
-"""What is told to others while a run goes on: the tracker, the bar and everybody's own.
+"""Callbacks: methods that a run calls at its events.
 
-A callback of one's own is given to a recipe as an entry of the group ``callbacks``, or in Python::
+A custom callback is an entry of the group ``callbacks`` of the configuration, or an argument in
+Python::
 
     class Patience(yamame.Callback):
         def on_evaluate(self, run, result):
@@ -17,8 +18,9 @@ from typing import Any
 
 from torch import Tensor
 
-from yamame.checks import require, require_at_least
+from yamame.checks import PositiveFloat, PositiveInt, check_bounds, require_choice
 from yamame.cli.app import command
+from yamame.cli.nodes import select
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.files.config import flatten
@@ -28,247 +30,257 @@ from yamame.system.messages import print_stderr
 from yamame.tracking.history import FOLDER_TAG
 
 _LONG_WITHOUT_AN_END = 2000
-"""Steps of every environment."""
+"""Steps per environment without an end of an episode before a warning."""
 _MOST_CLIPPED = 0.01
 """Share of targets outside the bounds of binned critics that needs no warning."""
 
 
 class Callback:
-    """Is told what happens in a run, in the run's own thread; what it raises ends the run as a
-    failure.
+    """Base class of callbacks. Override the methods of the events of interest.
 
-    Override what you need. A callback may read everything of the run, call ``run.log`` and
-    ``run.stop``, and register what is to be closed with ``run.exits``. One that draws random
-    numbers from torch's global generators, or changes parameters, changes the run. One with
-    ``state_dict`` and ``load_state_dict`` (plain data) is saved with every checkpoint and restored
-    when the run goes on.
+    Methods are called in the run's own thread, and an error ends the run as failed. A callback may
+    read everything of the run, call ``run.log`` and ``run.stop``, and register resources to close
+    with ``run.exits``. One that draws random numbers from torch's global generators, or changes
+    parameters, changes the run. The state of a callback with ``state_dict`` and ``load_state_dict``
+    (plain data) is part of every checkpoint.
     """
 
     def on_begin(self, run: RunState) -> None:
-        """All parts are built, and restored if the run goes on; nothing was collected yet."""
+        """Called once all parts are built and restored, before the first step."""
 
     def on_collect(self, run: RunState, episodes: Episodes) -> None:
-        """The collector has played; ``run.progress`` counts it already."""
+        """Called after steps were collected and counted in ``run.progress``."""
 
     def on_update(self, run: RunState, metrics: Mapping[str, Tensor]) -> None:
-        """An update was made. The metrics are scalars on the device: reading them waits for it."""
+        """Called after an update. Reading the metrics, scalars on the device, waits for it."""
 
     def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
-        """Metrics are there: once after every iteration, and what callbacks log themselves."""
+        """Called when metrics are logged: after every iteration, and by callbacks."""
 
     def on_evaluating(self, run: RunState) -> None:
-        """Held-out tasks are about to be played."""
+        """Called before an evaluation."""
 
     def on_evaluate(self, run: RunState, result: EvaluationResult) -> None:
-        """Held-out tasks were played; ``run.progress.curve[-1]`` is their summary."""
+        """Called after an evaluation; ``run.progress.curve[-1]`` is its summary."""
 
     def on_save(self, run: RunState) -> None:
-        """A checkpoint is about to be written."""
+        """Called before a checkpoint is written."""
 
     def on_saved(self, run: RunState, path: Path) -> None:
-        """A checkpoint is on disk."""
+        """Called once a checkpoint is on disk."""
 
     def on_end(self, run: RunState) -> None:
-        """The run is over, however it ended; ``run.summary`` says how."""
+        """Called at the end of the run, also of a failed one; see ``run.summary``."""
 
 
 class Callbacks:
-    """Several, by names under which a checkpoint keeps their states."""
+    """Callbacks by name. A checkpoint stores their states under these names."""
 
     def __init__(self, named: Mapping[str, Callback]) -> None:
         self.named = dict(named)
 
-    def tell(self, run: RunState, event: str, *happened: Any) -> None:
-        """Calls the method ``event`` of each, in the order in which they were given."""
+    def call(self, run: RunState, event: str, *arguments: Any) -> None:
+        """Call the method of an event of every callback, in order."""
         for callback in self.named.values():
-            getattr(callback, event)(run, *happened)
+            method = getattr(callback, event)
+            method(run, *arguments)
 
-    def tell_all(self, run: RunState, event: str) -> None:
-        """As `tell`, but the others are told, too, where one raises; the first error is raised
-        then.
-        """
+    def call_all(self, run: RunState, event: str) -> None:
+        """Call the method of an event of every callback, then raise the first error."""
         with ExitStack() as stack:
+            # An exit stack calls the last one first, and all of them whatever one raises.
             for callback in reversed(self.named.values()):
                 stack.callback(getattr(callback, event), run)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of those that have one."""
-        return {
-            name: each.state_dict()
-            for name, each in self.named.items()
-            if hasattr(each, "state_dict")
-        }
+        """Return the states of the callbacks that have one."""
+        states = {}
+        for name, callback in self.named.items():
+            if hasattr(callback, "state_dict"):
+                states[name] = callback.state_dict()
+        return states
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`; one that was not there stays as it is."""
+        """Restore `state_dict`. A callback that is not in it keeps its state."""
         for name in state.keys() & self.named.keys():
             self.named[name].load_state_dict(state[name])  # type: ignore[attr-defined]
 
 
 class Tracking(Callback):
-    """Hands the run's own tracker what it records."""
+    """Records a run with its tracker."""
 
     def on_begin(self, run: RunState) -> None:
-        """Opens the tracker's run."""
-        budget = {
-            key: str(value) for key, value in flatten({"budget": run.config["budget"]}).items()
+        """Open the tracker's run."""
+        folder = str(run.path.resolve())
+        tags = {
+            "command": command(),
+            "axis": run.progress.unit,
+            "evaluated_on": run.novelty,
+            "mlflow.note.content": f"    {command()}\n\nin `{folder}`",
+            FOLDER_TAG: folder,
         }
-        description = f"    {command()}\n\nin `{run.path.resolve()}`"
-        about = {"mlflow.note.content": description, FOLDER_TAG: str(run.path.resolve())}
-        told = {"command": command(), "axis": run.progress.unit, "evaluated_on": run.novelty}
-        tags = {**told, **about, **budget}
+        # A resumed run may have another budget. MLflow's parameters cannot change, its tags can.
+        for key, value in flatten({"budget": run.config["budget"]}).items():
+            tags[key] = str(value)
         started = run.tracker.start(run.path, name=run.name, params=flatten(run.config), tags=tags)
         run.exits.enter_context(started)
 
     def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
-        """Records them."""
+        """Record the metrics."""
         run.tracker.log(metrics, step=step)
 
     def on_evaluate(self, run: RunState, result: EvaluationResult) -> None:
-        """Records the summary, and what the run has cost so far."""
-        spent = {"env_steps": float(run.progress.env_steps), "updates": float(run.progress.updates)}
-        costs = {f"cost/{key}": value for key, value in (spent | run.costs.state_dict()).items()}
-        summary = {f"eval/{key}": value for key, value in result.summary().items()}
-        run.tracker.log(summary | costs, step=run.progress.step)
+        """Record the summary, and the cost of the run so far."""
+        metrics = {}
+        for key, value in result.summary().items():
+            metrics[f"eval/{key}"] = value
+        metrics["cost/env_steps"] = float(run.progress.env_steps)
+        metrics["cost/updates"] = float(run.progress.updates)
+        for key, value in run.costs.state_dict().items():
+            metrics[f"cost/{key}"] = value
+        run.tracker.log(metrics, step=run.progress.step)
 
     def on_save(self, run: RunState) -> None:
-        """Makes what was recorded outlive the machine, for a run that goes on begins behind it."""
+        """Write everything recorded to disk: a resumed run records from this checkpoint on."""
         run.tracker.flush()
 
 
 class RewardWarning(Callback):
-    """Tells once that there are rewards of which the learner makes nothing."""
+    """Warns once of rewards that the learner ignores."""
 
     warned = False
 
     def on_collect(self, run: RunState, episodes: Episodes) -> None:
-        """Looks at the returns."""
+        """Check the returns."""
+        # Negated, because NaN fails every comparison.
         if not self.warned and not (episodes.returns.abs() <= LARGEST).all():
             self.warned = True
             print_stderr(
-                f"rewards that are NaN or beyond {LARGEST:g} are not learned from, episodes have such returns"
+                f"rewards that are NaN or beyond {LARGEST:g} are not learned from, and some "
+                "episodes have such returns"
             )
 
 
 class EndlessWarning(Callback):
-    """Tells once that no episode has ended for long, without which there is nothing to learn
-    from.
-    """
+    """Warns once if no episode has ended for long: only whole episodes are stored."""
 
-    steps, warned = 0, False
+    steps = 0
+    warned = False
 
     def on_collect(self, run: RunState, episodes: Episodes) -> None:
-        """Looks whether any has."""
-        ended = len(episodes.lengths) > 0 or run.progress.outcome is not None
-        self.steps = 0 if ended else self.steps + episodes.num_steps
-        num_envs = run.cfg.schedule.get("num_envs") or 1
+        """Count the steps until an episode ends."""
+        # A resumed run knows outcomes of its former sessions.
+        has_ended = len(episodes.lengths) > 0 or run.progress.outcome is not None
+        self.steps = 0 if has_ended else self.steps + episodes.num_steps
+        num_envs = select(run.cfg, "schedule.num_envs") or 1
         if self.steps >= _LONG_WITHOUT_AN_END * num_envs and not self.warned:
             self.warned = True
             print_stderr(
-                f"no episode has ended in {self.steps} steps, and only whole ones are learned from: bound them, with "
-                "env.time_limit, and evaluations with evaluation.max_steps"
+                f"no episode has ended in {self.steps} steps, and only whole episodes are learned "
+                "from: limit them with env.time_limit, and evaluations with evaluation.max_steps"
             )
 
 
 class ClippedTargetsWarning(Callback):
-    """Warns once if more than a hundredth of the targets lie outside the bounds of binned
-    critics.
-    """
+    """Warns once if more than 1 % of the targets lie outside the bounds of binned critics."""
 
     warned = False
 
     def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
-        """Checks the share that the loss reports."""
-        share = metrics.get("train/clipped_targets", 0.0)
+        """Check the share that the loss reports."""
+        share = metrics.get("train/clipped_targets", 0.0)  # only binned critics report it
         if share > _MOST_CLIPPED and not self.warned:
             self.warned = True
             returns = run.cfg.agent.returns
+            low, high = returns.get("min_return"), returns.get("max_return")
             print_stderr(
-                f"{share:.0%} of the critics' targets lie outside of agent.returns.min_return="
-                f"{returns.get('min_return')} and agent.returns.max_return={returns.get('max_return')} and are "
-                "clipped: widen these bounds, or lower agent.loss.reward_multiplier, which rewards are multiplied by"
+                f"{share:.0%} of the critics' targets lie outside of agent.returns.min_return={low}"
+                f" and agent.returns.max_return={high} and are clipped: widen these bounds, or "
+                "lower agent.loss.reward_multiplier, which rewards are multiplied by"
             )
 
 
 class EarlyStopping(Callback):
-    """Ends a run, in order, when its evaluations get no better, or are good enough.
+    """Stops a run when its evaluations no longer improve, or are good enough.
 
     Args:
-        metric: A key of an evaluation's summary, as in ``evaluation.json``: ``success_mean``,
+        metric: Key of an evaluation's summary, as in ``evaluation.json``: ``success_mean``,
             ``return_mean``.
-        patience: Evaluations in a row that may be no better than the best before; None for any
-            number.
-        threshold: Value at which the run has reached its aim; None for none.
-        min_delta: By how much an evaluation must exceed the best to be better.
+        patience: Evaluations in a row without improvement after which the run stops; None for no
+            limit.
+        threshold: Value at which the run stops; None for no threshold.
+        min_delta: Improvement over the best value that counts.
 
     Raises:
-        ValueError: ``patience`` is not positive. On the first evaluation, it has no such metric.
+        ArgumentError: ``patience`` is not positive; or, at the first evaluation, ``metric`` is not
+            in its summary.
     """
 
+    @check_bounds
     def __init__(
         self,
         metric: str = "return_mean",
         *,
-        patience: int | None = 5,
+        patience: PositiveInt | None = 5,
         threshold: float | None = None,
         min_delta: float = 0.0,
     ) -> None:
-        require_at_least("EarlyStopping", 1, patience=1 if patience is None else patience)
-        self.metric, self.patience, self.threshold, self.min_delta = (
-            metric,
-            patience,
-            threshold,
-            min_delta,
-        )
-        self.best, self.waited = float("-inf"), 0
+        self.metric = metric
+        self.patience = patience
+        self.threshold = threshold
+        self.min_delta = min_delta
+        self._reset()
+
+    def _reset(self) -> None:
+        self.best = float("-inf")
+        self.waited = 0
 
     def on_begin(self, run: RunState) -> None:
-        """Begins anew, unless the run goes on."""
+        """Reset the state unless the run is resumed: one object may be used for several runs."""
         if not run.resumed:
-            self.best, self.waited = float("-inf"), 0
+            self._reset()
 
     def on_evaluate(self, run: RunState, result: EvaluationResult) -> None:
-        """Stops the run if it is time."""
+        """Stop the run if it has reached the threshold, or not improved for long."""
         summary = result.summary()
-        if self.metric not in summary:
-            raise ValueError(
-                f"EarlyStopping: metric must be one of {', '.join(sorted(summary))}, got {self.metric!r}"
-            )
+        require_choice("EarlyStopping", "metric", self.metric, tuple(sorted(summary)))
         value = summary[self.metric]
+
         is_better = value > self.best + self.min_delta
         self.waited = 0 if is_better else self.waited + 1
         self.best = max(self.best, value)
         if self.threshold is not None and value >= self.threshold:
             run.stop(f"{self.metric} has reached {value:.4g}")
         elif self.patience is not None and self.waited >= self.patience:
-            run.stop(f"{self.metric} was no better in {self.waited} evaluations")
+            run.stop(f"{self.metric} has not improved in {self.waited} evaluations")
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, and for how many evaluations it was the best."""
+        """Return the best value, and the number of evaluations since."""
         return {"best": self.best, "waited": self.waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        self.best, self.waited = state["best"], state["waited"]
+        """Restore `state_dict`."""
+        self.best = state["best"]
+        self.waited = state["waited"]
 
 
 class CostLimit(Callback):
-    """Ends a run, in order, when it has taken so much processor time: after the iteration in which
-    it does.
+    """Stops a run after the iteration in which it reaches a limit of CPU time.
 
     Args:
-        cpu_s: User and system seconds of the process and its children, those before a resume
-            included.
+        cpu_s: User and system seconds of the process and its children, including those before a
+            resume.
 
     Raises:
-        ValueError: ``cpu_s`` is not positive.
+        ArgumentError: ``cpu_s`` is not positive.
     """
 
-    def __init__(self, cpu_s: float = 600.0) -> None:
-        require("CostLimit", "cpu_s", cpu_s, cpu_s > 0, "be positive")
+    @check_bounds
+    def __init__(self, cpu_s: PositiveFloat = 600.0) -> None:
         self.cpu_s = cpu_s
 
     def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
-        """Stops the run if it is time."""
-        if (spent := run.costs.cpu_s) >= self.cpu_s:
+        """Stop the run if it has reached the limit."""
+        spent = run.costs.cpu_s
+        if spent >= self.cpu_s:
             run.stop(f"{spent:.0f} CPU-seconds are spent")

@@ -1,17 +1,19 @@
-"""Diagnoses of in-context memory of trained runs: what ``diagnose=`` asks of recipes/evaluate.py,
-as numbers of JSON.
+"""Diagnoses of the in-context memory of trained runs (``diagnose=`` of ``recipes/evaluate.py``).
 
-=============  ======================================================================================================
-diagnosis      what it tells
-=============  ======================================================================================================
-``recall``     how much decisions depend on each timestep of their past (`yamame.evaluation.diagnosis.recall_density`)
-``wiped``      what is lost when memory is wiped once per attempt, where an episode has several
-``observable`` what an agent gains that was trained on the twin, in which nothing is hidden
-``probes``     how well hidden variables can be read from the context, and from the present timestep's encoding
-=============  ======================================================================================================
+Every diagnosis is a function from a run to numbers that can be written as JSON.
+
+==============  ====================================================================================
+diagnosis       result
+==============  ====================================================================================
+``recall``      dependence of decisions on each timestep of their past
+                (`yamame.evaluation.diagnosis.recall_density`)
+``wiped``       loss of return if memory is wiped at every attempt of an episode
+``observable``  gain of an agent that was trained in the fully observable environment
+``probes``      R2 of hidden variables read from the context, and from the present timestep alone
+==============  ====================================================================================
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from yamame.checks import UsageError
+from yamame.checks import SettingError, UsageError, at_source, require_setting
 from yamame.cli.nodes import plain, target_of
 from yamame.cli.validation import parameters_of
 from yamame.evaluation import EvaluationResult, evaluate
@@ -33,210 +35,243 @@ from yamame.runs.trained import Trained
 from yamame.system.messages import OutsideError, print_stderr
 from yamame.tracking.record import RUN_FILE, open_run
 
+Numbers = dict[str, Any]
+
 
 @dataclass(frozen=True)
-class Asked:
-    """A run that is diagnosed.
+class DiagnosedRun:
+    """A run to diagnose, and how it is evaluated.
 
     Attributes:
         trained: The run.
-        gamma_index: Which of its policies acts.
-        setting: How it is played, as in its evaluation: ``num_envs``, ``num_episodes``, ``greedy``,
+        gamma_index: Index of the policy that acts.
+        setting: Settings of its evaluation: ``num_envs``, ``num_episodes``, ``greedy``,
             ``max_steps``, ``seed``.
-        twin: A run that was trained with ``env.observable=true``, if there is one.
-        most_steps: Timesteps of an episode that are replaced, at most.
-        confidence: Of intervals.
+        observable_run: Run that was trained with ``env.observable=true``, or None.
+        most_steps: Largest number of timesteps of an episode that are replaced.
+        confidence: Level of the intervals, in (0, 1).
     """
 
     trained: Trained
     gamma_index: int
     setting: dict[str, Any]
-    twin: Trained | None = None
+    observable_run: Trained | None = None
     most_steps: int = 256
     confidence: float = 0.95
 
     @property
     def num_envs(self) -> int:
-        """How many envs play beside each other; of a recording they are all its episodes."""
-        return min(
-            self.setting["num_envs"] or self.setting["num_episodes"], self.setting["num_episodes"]
-        )
+        """Number of environments in the batch."""
+        num_episodes = self.setting["num_episodes"]
+        return min(self.setting["num_envs"] or num_episodes, num_episodes)
 
     @property
-    def recorded(self) -> dict[str, Any]:
-        """How episodes are recorded."""
-        how = {name: self.setting[name] for name in ("greedy", "max_steps", "seed")}
-        return {"gamma_index": self.gamma_index, **how}
-
-    def evaluated(self, trained: Trained, gamma_index: int, **more: Any) -> EvaluationResult:
-        """Plays the held-out tasks with a run."""
-        options = {
-            name: self.setting[name] for name in ("num_episodes", "greedy", "max_steps", "seed")
+    def recording(self) -> dict[str, Any]:
+        """Arguments of `record_episodes`."""
+        return {
+            "gamma_index": self.gamma_index,
+            "greedy": self.setting["greedy"],
+            "max_steps": self.setting["max_steps"],
+            "seed": self.setting["seed"],
         }
-        with closing(trained.build_env(num_envs=self.num_envs, seed=options["seed"])) as env:
+
+    def evaluate(self, trained: Trained, gamma_index: int, **more: Any) -> EvaluationResult:
+        """Evaluate a run on the held-out tasks."""
+        seed = self.setting["seed"]
+        with closing(trained.build_env(num_envs=self.num_envs, seed=seed)) as env:
             policy = trained.build_agent(env).policy(gamma_index=gamma_index)
-            return evaluate(policy, env, **options, **more)
+            return evaluate(
+                policy,
+                env,
+                num_episodes=self.setting["num_episodes"],
+                greedy=self.setting["greedy"],
+                max_steps=self.setting["max_steps"],
+                seed=seed,
+                **more,
+            )
 
 
-def diagnosed(asked: Sequence[str]) -> list[str]:
-    """The diagnoses that are asked for, in the order of this module.
-
-    Raises:
-        UsageError: One is not known.
-    """
-    for name in asked:
-        if name != "all" and name not in DIAGNOSES:
-            raise UsageError(f"diagnose: must be all or of {', '.join(DIAGNOSES)}, got {name}")
-    return [name for name in DIAGNOSES if name in asked or "all" in asked]
-
-
-def diagnose(names: Sequence[str], asked: Asked, *, all_of_them: bool) -> dict[str, Any]:
-    """The numbers of diagnoses by their names.
+def select_diagnoses(names: Sequence[str]) -> list[str]:
+    """Return the selected diagnoses, in the order of `DIAGNOSES`.
 
     Args:
-        names: From `diagnosed`.
-        asked: The run.
-        all_of_them: One that the run does not allow is left out, with the reason; else it is
-            refused.
+        names: Names of diagnoses, or ``all``.
+
+    Raises:
+        SettingError: A name is unknown.
     """
-    found: dict[str, Any] = {}
+    condition = f"be all or of {', '.join(DIAGNOSES)}"
+    for name in names:
+        require_setting("diagnose", name, name == "all" or name in DIAGNOSES, condition)
+    return [name for name in DIAGNOSES if name in names or "all" in names]
+
+
+def diagnose(
+    names: Sequence[str], subject: DiagnosedRun, *, all_of_them: bool
+) -> dict[str, Numbers]:
+    """Run diagnoses.
+
+    Args:
+        names: Names from `select_diagnoses`.
+        subject: The run.
+        all_of_them: Whether to leave out, with the reason, a diagnosis that the run does not allow.
+            Otherwise it raises an error.
+    """
+    found: dict[str, Numbers] = {}
     for name in names:
         try:
-            found[name] = DIAGNOSES[name](asked)
-        except UsageError as reason:
+            with at_source(f"diagnose={name}"):
+                found[name] = DIAGNOSES[name](subject)
+        except UsageError as error:
             if not all_of_them:
-                raise UsageError(f"diagnose={name}: {reason}") from reason
-            found[name] = {"left_out": str(reason)}
+                raise
+            found[name] = {"left_out": error.describe()}
     return found
 
 
-def keep(trained: Trained, found: dict[str, Any]) -> None:
-    """Writes the diagnosis into the run's directory and stores it with its MLflow run, where a
-    report finds it.
-    """
+def store_diagnosis(trained: Trained, found: Mapping[str, Numbers]) -> None:
+    """Write a diagnosis into the run's directory and to its MLflow run, for reports."""
     if trained.folder is None:
         return
     path = write_json(trained.folder / FILE, found)
-    if (trained.folder / RUN_FILE).exists():
-        try:
-            run = open_run(trained.folder)
-            if run is not None:
-                run.log_artifact(path, None, home=trained.folder)
-        except (UsageError, OutsideError) as error:
-            print_stderr(f"{path}: not stored with the MLflow run: {error}")
+    if not (trained.folder / RUN_FILE).exists():
+        return
+    try:
+        run = open_run(trained.folder)
+        if run is not None:
+            run.log_artifact(path, None, home=trained.folder)
+    except (UsageError, OutsideError) as error:
+        # The file in the run's directory is complete without the store.
+        print_stderr(f"{path}: not stored with the MLflow run: {error}")
 
 
-def recall(asked: Asked) -> dict[str, Any]:
-    """The recall density of all decisions, and of the last ones of episodes."""
-    with closing(
-        asked.trained.build_env(num_envs=asked.num_envs, seed=asked.setting["seed"])
-    ) as env:
-        agent = asked.trained.build_agent(env)
-        episodes = record_episodes(agent, env, **asked.recorded)
-    if len(episodes) < 2:
-        raise UsageError("num_envs must be at least 2, got 1")
-    curves = recall_density(
-        agent, episodes, gamma_index=asked.gamma_index, most_steps=asked.most_steps
+def recall(subject: DiagnosedRun) -> Numbers:
+    """Return the recall density of all decisions, and of the last ones of episodes."""
+    seed = subject.setting["seed"]
+    with closing(subject.trained.build_env(num_envs=subject.num_envs, seed=seed)) as env:
+        agent = subject.trained.build_agent(env)
+        episodes = record_episodes(agent, env, **subject.recording)
+    # Timesteps are replaced by those of other episodes.
+    require_setting("num_envs", len(episodes), len(episodes) >= 2, "be at least 2")
+
+    every, last = recall_density(
+        agent, episodes, gamma_index=subject.gamma_index, most_steps=subject.most_steps
     )
-    return {name: _numbers(curve) for name, curve in zip(("all", "last"), curves, strict=True)}
+    return {"all": _curve_numbers(every), "last": _curve_numbers(last)}
 
 
-def _numbers(curve: RecallCurve) -> dict[str, Any]:
-    series = {name: getattr(curve, name).tolist() for name in ("lags", "effect", "density")}
-    return {"past": curve.past, "first": curve.first, **series}
+def _curve_numbers(curve: RecallCurve) -> Numbers:
+    return {
+        "past": curve.past,
+        "first": curve.first,
+        "lags": curve.lags.tolist(),
+        "effect": curve.effect.tolist(),
+        "density": curve.density.tolist(),
+    }
 
 
-def wiped(asked: Asked) -> dict[str, Any]:
-    """The return with memory as it is and wiped once per attempt, of every attempt."""
-    options = (asked.trained, asked.gamma_index)
-    kept, lost = asked.evaluated(*options), asked.evaluated(*options, memory_wiped="trials")
+def wiped(subject: DiagnosedRun) -> Numbers:
+    """Return the return of every attempt, with memory kept and wiped between attempts."""
+    # The same seed gives the same tasks, so that returns can be subtracted per task.
+    kept = subject.evaluate(subject.trained, subject.gamma_index)
+    lost = subject.evaluate(subject.trained, subject.gamma_index, memory_wiped="trials")
     if kept.common_trials().shape[1] < 2:
         raise UsageError("the environment must have several attempts per episode, it has one")
-    found: dict[str, Any] = {}
+
+    found: Numbers = {}
     for name, result in (("kept", kept), ("wiped", lost)):
-        trials = result.trial_curve(confidence=asked.confidence)
+        trials = result.trial_curve(confidence=subject.confidence)
         found[name] = {"return": float(result.returns.mean()), "trials": trials}
-    return {**found, "difference": _difference(kept.returns - lost.returns, kept, asked.confidence)}
-
-
-def observable(asked: Asked) -> dict[str, Any]:
-    """How much better an agent does that was trained on the twin: the same tasks, in which nothing
-    is hidden.
-
-    The observability gap of "POPGym Arcade", arXiv 2503.01450.
-    """
-    own = _twin_of(asked.trained)
-    if asked.twin is None:
-        raise UsageError(
-            "diagnose_twin must name a run that was trained with env.observable=true, got null"
-        )
-    if asked.twin.task != own.task:
-        raise UsageError(f"diagnose_twin must be a run of {own.task}, got one of {asked.twin.task}")
-    ours = asked.evaluated(asked.trained, asked.gamma_index)
-    theirs = asked.evaluated(asked.twin, -1)
-    found: dict[str, Any] = {"twin": asked.twin.source}
-    for name, a, b in (
-        ("return", ours.returns, theirs.returns),
-        ("success", ours.success, theirs.success),
-    ):
-        if a is not None and b is not None:
-            a, b = a.double(), b.double()
-            gap = _difference(b - a, ours, asked.confidence)
-            found[name] = {"ours": float(a.mean()), "twin": float(b.mean()), "gap": gap}
+    loss = kept.returns - lost.returns
+    found["difference"] = _mean_with_interval(loss, kept, subject.confidence)
     return found
 
 
-def _difference(values: Tensor, played: EvaluationResult, confidence: float) -> dict[str, float]:
-    """Mean of differences on the same tasks; its interval is over tasks, of these agents and no
-    other seeds.
+def observable(subject: DiagnosedRun) -> Numbers:
+    """Return the gain of an agent that was trained where nothing is hidden, on the same tasks.
+
+    The gain is the observability gap of "POPGym Arcade" (arXiv 2503.01450).
     """
-    low, high = clustered_mean_interval(values, played.clusters, confidence=confidence)
-    return {"mean": float(values.mean()), "low": low, "high": high}
+    task = _observable(subject.trained).task
+    other = subject.observable_run
+    if other is None:
+        condition = "name a run that was trained with env.observable=true"
+        raise SettingError("diagnose_twin", None, condition)
+    require_setting("diagnose_twin", other.task, other.task == task, f"be a run of {task}")
+
+    hidden = subject.evaluate(subject.trained, subject.gamma_index)
+    seen = subject.evaluate(other, -1)  # with the discount factor that acts by default
+    found: Numbers = {"twin": other.source}
+    metrics = (
+        ("return", hidden.returns, seen.returns),
+        ("success", hidden.success, seen.success),
+    )
+    for name, ours, theirs in metrics:
+        if ours is None or theirs is None:
+            continue
+        ours, theirs = ours.double(), theirs.double()
+        gap = _mean_with_interval(theirs - ours, hidden, subject.confidence)
+        found[name] = {"ours": float(ours.mean()), "twin": float(theirs.mean()), "gap": gap}
+    return found
 
 
-def probes(asked: Asked) -> dict[str, Any]:
-    """R2 of ridge probes of the context and of the present timestep's encoding: the agent plays in
-    the twin, blind.
+def _mean_with_interval(
+    differences: Tensor, result: EvaluationResult, confidence: float
+) -> dict[str, float]:
+    """Return the mean of differences on the same tasks.
+
+    The interval is over tasks, for these agents: it says nothing about other seeds of training.
     """
-    options = {"num_envs": asked.num_envs, "seed": asked.setting["seed"]}
-    twin = _twin_of(asked.trained)
+    low, high = clustered_mean_interval(differences, result.clusters, confidence=confidence)
+    return {"mean": float(differences.mean()), "low": low, "high": high}
+
+
+def probes(subject: DiagnosedRun) -> Numbers:
+    """Return R2 of ridge probes of the context, and of the present timestep's encoding.
+
+    The agent acts on its usual observations in the observable environment, which also writes the
+    variables that are hidden from it.
+    """
+    options = {"num_envs": subject.num_envs, "seed": subject.setting["seed"]}
+    revealing = _observable(subject.trained)
     with (
-        closing(asked.trained.build_env(**options)) as env,
-        closing(twin.build_env(**options)) as seeing,
+        closing(subject.trained.build_env(**options)) as env,
+        closing(revealing.build_env(**options)) as revealing_env,
     ):
-        agent = asked.trained.build_agent(env)
-        episodes = record_episodes(agent, seeing, **asked.recorded)
+        agent = subject.trained.build_agent(env)
+        episodes = record_episodes(agent, revealing_env, **subject.recording)
+
     mask = episodes["mask"].squeeze(-1)
-    read = {
+    inputs = {
         "context": contexts_of(agent, episodes, episodes["features"]),
         "encoding": episodes["features"],
     }
-    try:
-        curves = {name: probe(values, episodes["hidden"], mask) for name, values in read.items()}
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    if None in curves.values():
-        raise UsageError(
-            "the hidden variables must differ between episodes, they are always the same"
-        )
-    return {
-        name: {key: values.tolist() for key, values in vars(curve).items() if values is not None}
-        for name, curve in curves.items()
-    }
+    found: Numbers = {}
+    for name, values in inputs.items():
+        curve = probe(values, episodes["hidden"], mask)
+        if curve is None:
+            raise UsageError(
+                "the hidden variables must differ between episodes, they are always the same"
+            )
+        found[name] = {}
+        for key, numbers in vars(curve).items():
+            if numbers is not None:
+                found[name][key] = numbers.tolist()
+    return found
 
 
-def _twin_of(trained: Trained) -> Trained:
-    """The run in the environment that shows what is hidden, as ``hidden``."""
+def _observable(trained: Trained) -> Trained:
+    """Return the run in the environment that also writes the hidden variables, as ``hidden``."""
     target = target_of(trained.config.env)
     if "observable" not in parameters_of(target):
         raise UsageError(
-            f"the environment must have a twin that hides nothing, {target.__name__} has none"
+            f"the environment must have a setting observable, {target.__name__} has none"
         )
     config = OmegaConf.merge(trained.config, {"env": {"observable": True}})
     return replace(trained, config=OmegaConf.create(plain(config)))
 
 
-DIAGNOSES: dict[str, Callable[[Asked], dict[str, Any]]] = {
+DIAGNOSES: dict[str, Callable[[DiagnosedRun], Numbers]] = {
     "recall": recall,
     "wiped": wiped,
     "observable": observable,
@@ -244,37 +279,49 @@ DIAGNOSES: dict[str, Callable[[Asked], dict[str, Any]]] = {
 }
 
 
-def told(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """A diagnosis as the lines of a table."""
-    lines = []
+def table_rows(found: Mapping[str, Numbers]) -> list[dict[str, Any]]:
+    """Return a diagnosis as the rows of a table."""
+    rows = []
     for name, numbers in found.items():
+        values: Numbers
         if "left_out" in numbers:
             values = {"left out": numbers["left_out"]}
         elif name == "recall":
-            values = {
-                f"{what}, {decisions}": numbers[part][share]
-                for part, decisions in (("all", "all decisions"), ("last", "last decision"))
-                for share, what in (
-                    ("past", "share of the past"),
-                    ("first", "share of the first timestep"),
-                )
-            }
+            values = _recall_values(numbers)
         elif name == "probes":
-            values = {
-                f"R2 from the {read}, start to end": " ".join(
-                    f"{value:.2f}" for value in curve["r2"]
-                )
-                for read, curve in numbers.items()
-            }
+            values = _probe_values(numbers)
+        elif name == "wiped":
+            values = {"difference of the return": _over_tasks(numbers["difference"])}
         else:
-            parts = {"return": numbers} if name == "wiped" else numbers
-            gap = "difference" if name == "wiped" else "gap"
-            values = {
-                f"{gap} of the {metric}": f"{Mean(part[gap]['mean'], part[gap]['low'], part[gap]['high'])} over tasks"
-                for metric, part in parts.items()
-                if isinstance(part, dict)
-            }
-        lines += [
-            {"diagnosis": name, "what": what, "value": value} for what, value in values.items()
-        ]
-    return lines
+            values = _gap_values(numbers)
+        for what, value in values.items():
+            rows.append({"diagnosis": name, "what": what, "value": value})
+    return rows
+
+
+def _recall_values(numbers: Numbers) -> Numbers:
+    values: Numbers = {}
+    for part, decisions in (("all", "all decisions"), ("last", "last decision")):
+        values[f"share of the past, {decisions}"] = numbers[part]["past"]
+        values[f"share of the first timestep, {decisions}"] = numbers[part]["first"]
+    return values
+
+
+def _probe_values(numbers: Numbers) -> Numbers:
+    values: Numbers = {}
+    for source, curve in numbers.items():
+        scores = [f"{score:.2f}" for score in curve["r2"]]
+        values[f"R2 from the {source}, start to end"] = " ".join(scores)
+    return values
+
+
+def _gap_values(numbers: Numbers) -> Numbers:
+    values: Numbers = {}
+    for metric, part in numbers.items():
+        if isinstance(part, dict):  # "twin" is the name of a run
+            values[f"gap of the {metric}"] = _over_tasks(part["gap"])
+    return values
+
+
+def _over_tasks(interval: dict[str, float]) -> str:
+    return f"{Mean(interval['mean'], interval['low'], interval['high'])} over tasks"

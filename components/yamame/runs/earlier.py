@@ -5,18 +5,20 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from yamame.cli.nodes import target_of
+from yamame.cli.nodes import target_of, with_changes
 from yamame.cli.validation import parameters_of
 from yamame.files.identity import added
 
 
 def complete_env(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The environment of a saved configuration, with the settings that its version lacked as that
-    version had them.
+    """Return the environment of a saved configuration with the settings its version lacked.
 
     Args:
-        config: The whole configuration.
-        known: Parameters of the class of the environment; no other setting is added.
+        config: Whole configuration.
+        known: Parameters of the class of the environment; no other settings are added.
+
+    Returns:
+        Settings in which the missing ones have the values that reproduce the earlier version.
     """
     env = dict(config["env"])
     for key, value in added(config).items():
@@ -26,14 +28,18 @@ def complete_env(config: Mapping[str, Any], known: Collection[str]) -> dict[str,
     return env
 
 
-def write_out_split(cfg: DictConfig) -> None:
-    """Sets ``env.split_by``, where the class takes it and the configuration leaves it to the class,
-    in place.
+def write_out_split(cfg: Any) -> Any:
+    """Return a configuration in which ``env.split_by`` is given, by default that of the class.
 
-    A saved configuration without it would be taken for one of an earlier version, which had another
-    default.
+    A saved configuration without it would be read as one of an earlier version, whose default was
+    another.
     """
     parameter = parameters_of(target_of(cfg.env)).get("split_by")
-    if parameter is not None and "split_by" not in cfg.env:
+    if parameter is None or "split_by" in cfg.env:
+        return cfg
+    if isinstance(cfg, DictConfig):
+        # Composed configurations take no new keys otherwise.
         with open_dict(cfg.env):
             cfg.env.split_by = parameter.default
+        return cfg
+    return with_changes(cfg, {"env": {"split_by": parameter.default}})

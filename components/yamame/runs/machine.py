@@ -1,40 +1,41 @@
-"""Settings that this machine cannot keep: each is refused before a run begins, in a line with its
-key and value.
-"""
+"""Checks of settings against the machine, before a run begins."""
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 from yamame import distributed
-from yamame.checks import UsageError
+from yamame.checks import require_setting
+from yamame.cli.nodes import select
+from yamame.cli.sections import AnyConfig
 from yamame.deploy.build import check_device
 from yamame.execution.recorder import missing_compiler
 
 
-def check_machine(cfg: DictConfig) -> None:
-    """Refuses a device that is not there, and what needs another device, a compiler or a single
-    process.
+def check_machine(cfg: AnyConfig) -> None:
+    """Check the device, and settings that need a GPU, a compiler or a single process.
 
     Raises:
-        UsageError: Names the key, what it must be and why.
+        SettingError: The device is not available, or a setting cannot be used with it.
     """
     device = torch.device(check_device(cfg.device))
-    for key in (
-        "schedule.cuda_graph",
-        "schedule.compile",
-        "collector.cuda_graph",
-        "collector.compile",
-    ):
-        if not OmegaConf.select(cfg, key):
-            continue
-        if key.startswith("schedule") and distributed.world_size() > 1:
-            raise UsageError(f"{key} must be false under torchrun, got true")
-        if key.endswith("cuda_graph") and device.type != "cuda":
-            raise UsageError(f"{key} must be false on {device.type}, got true")
-        if key.endswith("compile") and (missing := missing_compiler(device)):
-            raise UsageError(f"{key} must be false with {missing}, got true")
-    wanted = OmegaConf.select(cfg, "collector.resources.num_gpus")
-    if wanted and cfg.collector.address is None and not torch.cuda.is_available():
-        raise UsageError(
-            f"collector.resources.num_gpus must be 0 on a machine without a GPU, got {wanted}"
-        )
+    for part in ("schedule", "collector"):
+        graph, compiles = f"{part}.cuda_graph", f"{part}.compile"
+        if select(cfg, graph):
+            _check_processes(graph)
+            is_cuda = device.type == "cuda"
+            require_setting(graph, True, is_cuda, f"be false on {device.type}")
+        if select(cfg, compiles):
+            _check_processes(compiles)
+            missing = missing_compiler(device)
+            require_setting(compiles, True, missing is None, f"be false with {missing}")
+
+    num_gpus = select(cfg, "collector.resources.num_gpus")
+    if num_gpus and cfg.collector.address is None:  # a cluster elsewhere may have GPUs
+        has_gpu = torch.cuda.is_available()
+        condition = "be 0 on a machine without a GPU"
+        require_setting("collector.resources.num_gpus", num_gpus, has_gpu, condition)
+
+
+def _check_processes(key: str) -> None:
+    # Gradients are averaged between ranks in the middle of an update.
+    is_allowed = distributed.world_size() == 1 or not key.startswith("schedule.")
+    require_setting(key, True, is_allowed, "be false under torchrun")

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from torchrl.envs import EnvBase
 
 from yamame import distributed
-from yamame.cli.nodes import plain, target_of
+from yamame.cli.nodes import plain, select, target_of
+from yamame.cli.sections import AnyConfig
 from yamame.cli.validation import parameters_of
 from yamame.files.config import flatten
 from yamame.replay.disk.files import read_manifests
@@ -20,13 +21,14 @@ from yamame.system.messages import print_stderr
 NOTHING = "new seeds; training may meet the same tasks"
 """Text for evaluations in which nothing but seeds is known to be new."""
 IN_DATA, RELABELLED = "unless its data have met them", "unless relabelling has met them"
-_SETTINGS = ("split", "split_by")
+
+_SPLIT = ("split", "split_by")
 _NO_TASKS = ("seed", "num_envs", "device", "workers")
-"""Settings that do not change which tasks an environment has, nor how they are played."""
+"""Settings that change neither the tasks of an environment nor its rules."""
 
 
 def what_is_new(
-    cfg: DictConfig,
+    cfg: AnyConfig,
     env: EnvBase,
     *,
     trained: Mapping[str, Any] | None = None,
@@ -34,81 +36,92 @@ def what_is_new(
     replay: Path | None = None,
     is_older: bool = False,
 ) -> str:
-    """Describes in a few words what the tasks of an evaluation have that those of training lack.
+    """Describe in a few words what is new in the tasks of an evaluation.
 
-    An environment says it in its attribute ``novelty``, a text such as ``"new mazes"``
-    (`yamame_envs.ContextEnv`). The text holds if training plays another side of its ``split`` with
-    the same ``split_by``, and all other settings are the same. With other settings (another size,
-    more goals) they are named instead: what is known or new in such tasks depends on the
-    environment.
+    The text is the attribute ``novelty`` of the environment, such as ``"new mazes"``
+    (`yamame_envs.ContextEnv`), if training uses another side of its ``split`` with the same
+    ``split_by``, and all other settings are the same. Otherwise the settings that differ (another
+    size, more goals) are named: what is new in such tasks depends on the environment.
 
     Args:
-        cfg: The configuration; ``evaluation.env`` changes its environment in evaluations.
-        env: The environment of the evaluation.
-        trained: Settings of the environment in training, if they are not ``cfg.env``.
-        trained_trials: Settings of repeated trials in training, if they are not ``cfg.trials``.
+        cfg: Composed configuration; ``evaluation.env`` changes its environment in evaluations.
+        env: Environment of the evaluation.
+        trained: Settings of the environment in training; None for those of ``cfg.env``.
+        trained_trials: Settings of repeated trials in training; None for those of ``cfg.trials``.
         replay: Folder of the trajectories of the run, if it is known.
-        is_older: Whether a version began the run that did not reject held-out instructions when
-            relabelling.
+        is_older: Whether the run was begun by a version that did not reject held-out instructions
+            when relabelling.
     """
-    novelty = getattr(env, "novelty", None)
-    trained = plain(cfg.env) if trained is None else trained
-    changed = _changed_settings(cfg, "env", trained, _played(cfg))
+    if trained is None:
+        trained = plain(cfg.env)
+    evaluated = _evaluated_env(cfg)
+    changed = _changed_settings(cfg, "env", trained, evaluated)
     if trained_trials is not None:
         changed += _changed_settings(cfg, "trials", trained_trials, plain(cfg.trials))
     if changed:
         return f"another setting than in training: {', '.join(changed)}"
+
+    novelty = getattr(env, "novelty", None)
     if not isinstance(novelty, str) or not _is_apart(cfg, trained) or other_splits(cfg):
         return NOTHING
-    may_leak = "world_hash" in env.observation_spec.keys() and (
-        is_older or lacks_worlds(replay, env)
-    )
-    if may_leak and OmegaConf.select(cfg, "relabel.strategy") != "none":
+
+    # Relabelled instructions are those of the split only if worlds are known by their hashes.
+    has_worlds = "world_hash" in env.observation_spec.keys()
+    lacks_hashes = is_older or lacks_worlds(replay, env)
+    if has_worlds and lacks_hashes and select(cfg, "relabel.strategy") != "none":
         novelty = f"{novelty}, {RELABELLED}"
-    return f"{novelty}, {IN_DATA}" if _is_of_unknown_tasks(cfg) else novelty
+    if _has_unknown_data(cfg):
+        novelty = f"{novelty}, {IN_DATA}"
+    return novelty
 
 
-def _played(cfg: DictConfig) -> dict[str, Any]:
-    """Settings of the environment in evaluations."""
-    merged = OmegaConf.merge(
-        OmegaConf.create(plain(cfg.env)), OmegaConf.create(plain(cfg.evaluation.env))
-    )
-    return plain(merged)
+def _evaluated_env(cfg: AnyConfig) -> dict[str, Any]:
+    """Return the settings of the environment in evaluations."""
+    env = OmegaConf.create(plain(cfg.env))
+    changes = OmegaConf.create(plain(cfg.evaluation.env))
+    return plain(OmegaConf.merge(env, changes))
 
 
-def _is_apart(cfg: DictConfig, trained: Mapping[str, Any]) -> bool:
-    """Return whether evaluations play another side of the split than training; true of an
-    environment without one.
+def _is_apart(cfg: AnyConfig, trained: Mapping[str, Any]) -> bool:
+    """Return whether evaluations use another side of the split than training.
+
+    An environment without a split has no tasks in common.
     """
-    known = parameters_of(target_of(cfg.env))
-    (side, by), (other_side, other_by) = (
-        [node.get(name, known[name].default) if name in known else None for name in _SETTINGS]
-        for node in (trained, _played(cfg))
-    )
-    return side is None or (side not in ("all", other_side) and by == other_by)
+    side, by = _split_of(cfg, trained)
+    other_side, other_by = _split_of(cfg, _evaluated_env(cfg))
+    if side is None:
+        return True
+    return side not in ("all", other_side) and by == other_by
+
+
+def _split_of(cfg: AnyConfig, settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return ``split`` and ``split_by``, with the defaults of the class; None if it has none."""
+    parameters = parameters_of(target_of(cfg.env))
+    values = []
+    for name in _SPLIT:
+        known = name in parameters
+        values.append(settings.get(name, parameters[name].default) if known else None)
+    return values[0], values[1]
 
 
 def _changed_settings(
-    cfg: DictConfig, part: str, trained: Mapping[str, Any], played: Mapping[str, Any]
+    cfg: AnyConfig, part: str, trained: Mapping[str, Any], evaluated: Mapping[str, Any]
 ) -> list[str]:
-    """Names the settings of a part, ``env`` or ``trials``, that evaluations change, with both
-    values.
+    """Name the settings of ``env`` or ``trials`` that evaluations change, with both values.
 
-    A setting that one side leaves to the class has the default of its constructor.
+    A setting that only one side gives has the default of the constructor on the other side.
     """
-    defaults = {
-        name: parameter.default
-        for name, parameter in parameters_of(target_of(cfg[part])).items()
-        if parameter.default is not parameter.empty and name not in _NO_TASKS
-    }
-    # An empty mapping has no keys: settings.size=9 beside it is one change, not two.
-    before, after = (
-        {key: value for key, value in flatten({**defaults, **node}).items() if value != {}}
-        for node in (trained, played)
-    )
+    defaults = {}
+    for name, parameter in parameters_of(target_of(select(cfg, part))).items():
+        if parameter.default is not parameter.empty and name not in _NO_TASKS:
+            defaults[name] = parameter.default
+    before = _flat_settings({**defaults, **trained})
+    after = _flat_settings({**defaults, **evaluated})
+
     texts = []
     for key in sorted(before.keys() | after.keys()):
-        if key.split(".")[0] in (*_SETTINGS, *_NO_TASKS) or before.get(key) == after.get(key):
+        name = key.split(".")[0]
+        if name in (*_SPLIT, *_NO_TASKS) or before.get(key) == after.get(key):
             continue
         was = f"trained with {before[key]}" if key in before else "not set in training"
         value = after.get(key, "(not set)")
@@ -116,94 +129,107 @@ def _changed_settings(
     return texts
 
 
+def _flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    # An empty mapping has no keys: settings.size=9 beside it is one change, not two.
+    return {key: value for key, value in flatten(settings).items() if value != {}}
+
+
 def lacks_worlds(replay: Path | None, env: EnvBase) -> bool:
-    """Return whether stored trajectories lack the hashes that ``env`` writes, as those of earlier
-    versions do.
+    """Return whether stored trajectories lack the hashes of worlds that ``env`` writes.
+
+    Earlier versions did not store them.
     """
     if replay is None or "world_hash" not in env.observation_spec.keys():
         return False
     try:
         manifests = read_manifests(replay)
-    except ValueError:  # it holds something else
+    except ValueError:  # the folder holds something else
         return False
-    stored = [name for (name, *_), *_ in manifests[0]["fields"]] if manifests else []
+    if not manifests:
+        return False
+    stored = [name for (name, *_), *_ in manifests[0]["fields"]]
     return bool(stored) and "world_hash" not in stored
 
 
-def tell_other_splits(cfg: DictConfig) -> None:
-    """Warns of data of other runs with another split, where evaluations are said to play new
-    tasks.
-    """
+def warn_other_splits(cfg: AnyConfig) -> None:
+    """Warn of data of runs with another split, if evaluations are described as new tasks."""
     own = plain(cfg.env)
-    claims_new_tasks = _is_apart(cfg, own) and not _changed_settings(cfg, "env", own, _played(cfg))
-    if not claims_new_tasks or not distributed.is_rank0():
+    is_same = not _changed_settings(cfg, "env", own, _evaluated_env(cfg))
+    if not (is_same and _is_apart(cfg, own)) or not distributed.is_rank0():
         return
-    if others := other_splits(cfg):
-        split = _text({name: own[name] for name in _SETTINGS if name in own})
+    others = other_splits(cfg)
+    if others:
+        split = _text({name: own[name] for name in _SPLIT if name in own})
         print_stderr(
-            f"data: {'; '.join(others)}; this run has {split}, so the training data may contain evaluation tasks"
+            f"data: {'; '.join(others)}; this run has {split}, so the training data may contain "
+            "evaluation tasks"
         )
 
 
-def other_splits(cfg: DictConfig) -> list[str]:
-    """The runs of ``data=runs`` that split the tasks of the same environment otherwise, with how
-    they do.
-    """
-    env, known, others = plain(cfg.env), parameters_of(target_of(cfg.env)), []
-    for folder, config in _sources(cfg):
+def other_splits(cfg: AnyConfig) -> list[str]:
+    """Describe the runs of ``data=runs`` whose split of the same environment is another one."""
+    env = plain(cfg.env)
+    parameters = parameters_of(target_of(cfg.env))
+    others = []
+    for folder, config in _runs_of_data(cfg):
         if config is None or config["env"].get("_target_") != env["_target_"]:
             continue
-        theirs = complete_env(config, known)
+        theirs = complete_env(config, parameters)
+        # Where neither run holds tasks out, the way to split them does not matter.
         split_all = env.get("split") == theirs.get("split") == "all"
-        differing = [name for name in _SETTINGS if name in env and theirs.get(name) != env[name]]
+        differing = {}
+        for name in _SPLIT:
+            if name in env and theirs.get(name) != env[name]:
+                differing[name] = theirs.get(name)
         if differing and not split_all:
-            others.append(f"{folder} has {_text({name: theirs.get(name) for name in differing})}")
+            others.append(f"{folder} has {_text(differing)}")
     return others
 
 
-def _is_of_unknown_tasks(cfg: DictConfig) -> bool:
-    """Return whether the tasks of the data are unknown."""
-    if _source(cfg) is None:
+def _has_unknown_data(cfg: AnyConfig) -> bool:
+    """Return whether there are data whose tasks are unknown."""
+    if select(cfg, "data.source") is None:
         return False
-    found = list(_sources(cfg))
-    env = cfg.env["_target_"]
-    return not found or any(
-        config is None or config["env"].get("_target_") != env for _, config in found
-    )
+    runs = _runs_of_data(cfg)
+    if not runs:
+        return True
+    target = cfg.env["_target_"]
+    return any(config is None or config["env"].get("_target_") != target for _, config in runs)
 
 
-def _source(cfg: DictConfig) -> Any:
-    return OmegaConf.select(cfg, "data.source")
-
-
-def _sources(cfg: DictConfig) -> list[tuple[str, dict[str, Any] | None]]:
-    """The folders of ``data=runs``, each with the configuration of its run if that is there."""
-    node = _source(cfg)
-    source = None if node is None else plain(node)
-    if source is None or source["_target_"] != "yamame.data.runs":
+def _runs_of_data(cfg: AnyConfig) -> list[tuple[str, dict[str, Any] | None]]:
+    """Return the folders of ``data=runs``, with the configurations of their runs if they exist."""
+    node = select(cfg, "data.source")
+    if node is None:
         return []
-    paths = source["path"]
-    patterns = [paths] if isinstance(paths, str) else paths or []
-    folders = [
-        name for pattern in patterns for name in sorted(glob.glob(os.path.expanduser(pattern)))
-    ]
-    return [(folder, _config_of(Path(folder))) for folder in folders]
+    source = plain(node)
+    if source["_target_"] != "yamame.data.runs":
+        return []
+    patterns = source["path"] or []
+    if isinstance(patterns, str):
+        patterns = [patterns]
+    runs = []
+    for pattern in patterns:
+        for folder in sorted(glob.glob(os.path.expanduser(pattern))):
+            runs.append((folder, _config_of(Path(folder))))
+    return runs
 
 
 def _config_of(folder: Path) -> dict[str, Any] | None:
-    """The configuration of the run that a folder is, or is inside of."""
+    """Return the configuration of a run from its directory, or from a folder in it."""
     folder = folder.absolute()
-    for place in (folder, *list(folder.parents)[:2]):
-        if (file := place / "config.yaml").is_file():
-            try:
-                config: Any = OmegaConf.to_container(
-                    OmegaConf.load(file)
-                )  # interpolations of a file are not resolved
-            except Exception:  # whatever a damaged file makes the parser raise
-                return None
-            return (
-                config if isinstance(config, dict) and isinstance(config.get("env"), dict) else None
-            )
+    # Trajectories are in <run>/replay, with several ranks one level below.
+    for directory in (folder, *list(folder.parents)[:2]):
+        file = directory / "config.yaml"
+        if not file.is_file():
+            continue
+        try:
+            # Interpolations of a file stay as they are: they could read the environment.
+            config: Any = OmegaConf.to_container(OmegaConf.load(file))
+        except Exception:  # a damaged file makes the parser raise almost anything
+            return None
+        is_run = isinstance(config, dict) and isinstance(config.get("env"), dict)
+        return config if is_run else None
     return None
 
 

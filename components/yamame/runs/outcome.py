@@ -1,6 +1,4 @@
-"""Files of a run: configuration, artifacts for the tracker, ``summary.json``, traceback of a
-failure.
-"""
+"""Files of a run: configuration, artifacts of the tracker, ``summary.json``, error tracebacks."""
 
 import contextlib
 import shlex
@@ -15,7 +13,8 @@ from torchrl.envs import EnvBase
 
 from yamame import distributed
 from yamame.checks import UsageError
-from yamame.cli.jobs import is_job, is_part, resuming_command, tell
+from yamame.cli.jobs import is_job, is_part, resuming_command
+from yamame.cli.nodes import plain, select
 from yamame.deploy import Interface, load
 from yamame.files.atomic import atomic_writer, read_json, write_json
 from yamame.files.checkpoint import LoadedCheckpoint
@@ -31,91 +30,100 @@ from yamame.tracking.summary import Status, build_summary, versions
 
 
 def facts(env: EnvBase) -> dict[str, Any]:
-    """Return metadata stored with a checkpoint: threads, versions, the agent's observations and
-    actions.
-    """
+    """Return metadata stored with a checkpoint: threads, versions and the agent's specs."""
+    # The number of threads changes the order of sums, and so the last bits of results.
     machine = {"threads": torch.get_num_threads(), "versions": versions()}
     return {"machine": machine, "interface": Interface.of(env).encode()}
 
 
 def log_artifacts(run: RunState) -> None:
-    """Hands the tracker what a person looks at (curve, video, table, configuration, checkpoints),
-    and the agent.
-    """
-    curve, unit, log = run.progress.curve, run.progress.unit, run.tracker.log_artifact
-    name = "success" if "success_mean" in curve[-1] else "return"
-    columns = (unit, f"{name}_mean", f"{name}_low", f"{name}_high")
-    line = [[point[column] for point in curve] for column in columns]
-    label = {"env_steps": "environment steps"}.get(unit, unit)
-    log(learning_curve(run.path / "curve.png", {run.name: line}, x_label=label, y_label=name))
+    """Log curve, video, table, configuration, checkpoints and the agent with the tracker."""
+    curve = run.progress.curve
+    log = run.tracker.log_artifact
+    log(_draw_curve(run))
     frames = render_held_out(run.cfg, run.policy)
     if frames is not None:
         log(write_gif(run.path / "episodes.gif", frames))
-    # Episodes of one evaluation may have had fewer trials than those of another.
-    run.tracker.log_table(
-        "evaluation.json", {key: [p.get(key) for p in curve] for key in curve[-1]}
-    )
+
+    # Evaluations may differ in their numbers of trials, and so in their keys.
+    table = {key: [point.get(key) for point in curve] for key in curve[-1]}
+    run.tracker.log_table("evaluation.json", table)
     log(run.path / "config.yaml")
+    # A set, because the last checkpoint is often the best one.
     for checkpoint in {run.checkpoints.last, run.checkpoints.best}:
         if checkpoint is not None:
             log(checkpoint, folder="checkpoints")
+
+    step = run.progress.step
     try:
         run.tracker.log_model(
-            run.path / "model", lambda folder: _save_model(run, folder), step=run.progress.step
+            run.path / "model", lambda folder: _save_model(run, folder), step=step
         )
-    except UsageError as error:  # one that a CPU cannot build, say
-        print_stderr(f"{run.name}: there is no MLflow model of it: {error}")
+    except UsageError as error:  # such as an encoder that needs a GPU: models are built on the CPU
+        print_stderr(f"{run.name}: no MLflow model was logged: {error}")
+
+
+def _draw_curve(run: RunState) -> Path:
+    """Draw the evaluations with their intervals."""
+    curve = run.progress.curve
+    unit = run.progress.unit
+    name = "success" if "success_mean" in curve[-1] else "return"
+    line = []
+    for column in (unit, f"{name}_mean", f"{name}_low", f"{name}_high"):
+        line.append([point[column] for point in curve])
+    label = "environment steps" if unit == "env_steps" else unit
+    return learning_curve(run.path / "curve.png", {run.name: line}, x_label=label, y_label=name)
 
 
 def _save_model(run: RunState, folder: Path) -> None:
-    from yamame.deploy.mlflow_model import save_model  # MLflow's own part of it takes long to load
+    from yamame.deploy.mlflow_model import save_model  # imports MLflow's slow model package
 
-    save_model(load(run.path, trust=list(run.cfg.get("trust") or [])), folder)
+    save_model(load(run.path, trust=list(select(run.cfg, "trust") or [])), folder)
 
 
-def keep_traceback(run: RunState, error: BaseException | None) -> None:
-    """Keeps the traceback of a failure of the outside world, of which the command line shows one
-    line.
-    """
+def write_traceback(run: RunState, error: BaseException | None) -> None:
+    """Write the traceback of a failed disk or simulator, of which users see one line."""
     if isinstance(error, OSError | OutsideError):
-        error.add_note("once that is mended, resume=true goes on")
+        error.add_note("once that is fixed, resume=true continues the run")
         path = run.path / "error.txt"
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the disk may be what failed
             path.write_text("".join(traceback.format_exception(error)))
             error.add_note(f"the traceback is in {path}")
 
 
 def write_config(run: RunState) -> None:
-    """Writes config.yaml: what the run is, since this session."""
+    """Write the configuration of this session as config.yaml."""
     with atomic_writer(run.path / "config.yaml") as file:
-        file.write(OmegaConf.to_yaml(run.cfg, resolve=True).encode())
+        file.write(OmegaConf.to_yaml(OmegaConf.create(plain(run.cfg))).encode())
 
 
-def tell_changes(run: RunState, before: LoadedCheckpoint) -> None:
-    """Prints what has changed since the former session: a smaller budget, other conditions of the
-    machine.
-    """
-    old, new, changes = before.config["budget"], run.config["budget"], {}
-    if any(new[key] is not None and (old[key] is None or new[key] < old[key]) for key in new):
-        changes["with a smaller budget"] = (old, new)
-    for how, pair in changes.items():
-        if others := differing(*pair, but_for=lambda key: False):
-            print_stderr(f"{run.name}: goes on {how}: {'; '.join(others)}")
-    conditions = [
-        *differing(
-            _with_own_device(before.config),
-            _with_own_device(run.config),
-            but_for=lambda key: not belongs_to_a_machine(key),
-        ),
-        *differing(before.values["machine"], run.components["machine"], but_for=lambda key: False),
-    ]
+def warn_changes(run: RunState, before: LoadedCheckpoint) -> None:
+    """Print what has changed since the former session: a smaller budget, another machine."""
+    old, new = before.config["budget"], run.config["budget"]
+    if any(_is_smaller(new[key], old[key]) for key in new):
+        changes = differing(old, new, but_for=lambda key: False)
+        if changes:
+            print_stderr(f"{run.name}: resumed with a smaller budget: {'; '.join(changes)}")
+
+    conditions = differing(
+        _with_device_kind(before.config),
+        _with_device_kind(run.config),
+        but_for=lambda key: not belongs_to_a_machine(key),
+    )
+    conditions += differing(
+        before.values["machine"], run.components["machine"], but_for=lambda key: False
+    )
     if conditions:
         how = "resumed with other settings; results may differ in the last bits"
         print_stderr(f"{run.name}: {how}: {'; '.join(conditions)}")
 
 
-def _with_own_device(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration that names the first device of a kind by its kind alone: cpu:0 is cpu."""
+def _is_smaller(limit: float | None, former: float | None) -> bool:
+    return limit is not None and (former is None or limit < former)
+
+
+def _with_device_kind(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration whose device has no index 0: "cuda:0" is the same as "cuda"."""
     return {**config, "device": str(config["device"]).removesuffix(":0")}
 
 
@@ -130,18 +138,17 @@ def read_summary(run: RunState) -> dict[str, Any]:
 
 
 def reopen_summary(run: RunState) -> None:
-    """Takes back how the session before has ended, for the run goes on."""
+    """Set the status in summary.json to RUNNING again."""
     path = run.path / "summary.json"
-    with contextlib.suppress(
-        FileNotFoundError, UsageError
-    ):  # a damaged one was told when the run was opened
+    # A damaged summary was reported when the run was opened.
+    with contextlib.suppress(FileNotFoundError, UsageError):
         write_json(path, {**read_json(path), "status": "RUNNING"})
 
 
 def write_summary(run: RunState, status: Status) -> None:
-    """Write summary.json and print it, with commands to go on; the path is the last line.
+    """Write summary.json and print it, with commands for next steps; the path is the last line.
 
-    A run that is part of another recipe prints one line.
+    A run inside another recipe prints one line.
     """
     last = run.progress.curve[-1] if run.progress.curve else {}
     counted = {
@@ -162,15 +169,21 @@ def write_summary(run: RunState, status: Status) -> None:
     path = write_json(run.path / "summary.json", summary)
     if is_part():
         name = "return_mean" if summary["success"] is None else "success"
-        outcome = "not evaluated" if summary[name] is None else f"{name} {summary[name]:.3f}"
-        tell(f"{run.name}: {status.lower()}, {outcome}, {summary['cpu_s']:.0f} CPU-s, {path}")
+        result = "not evaluated" if summary[name] is None else f"{name} {summary[name]:.3f}"
+        print(f"{run.name}: {status.lower()}, {result}, {summary['cpu_s']:.0f} CPU-s, {path}")
         return
-    if not is_job():  # a sweep has a table of its own
-        keys = [key for key in summary if key not in ("versions", *run.extra)]
-        print_columns(run.name, [{"what": key, "value": summary[key]} for key in keys])
-        if steps := next_steps(run, status):
-            tell("\n".join(["next:", *(f"  {step}" for step in steps)]))
-    tell(path)
+
+    if not is_job():  # a sweep prints a table of its jobs
+        hidden = ("versions", *run.extra)
+        rows = []
+        for key, value in summary.items():
+            if key not in hidden:
+                rows.append({"what": key, "value": value})
+        print_columns(run.name, rows)
+        steps = next_steps(run, status)
+        if steps:
+            print("\n".join(["next:", *(f"  {step}" for step in steps)]))
+    print(path)
 
 
 def _whole(number: float | None) -> int | None:
@@ -178,24 +191,29 @@ def _whole(number: float | None) -> int | None:
 
 
 def ended_by(run: RunState) -> str | None:
-    """The limit of the budget that is reached, or why the run was stopped before; None if it is not
-    over.
-    """
+    """Return the limit or the reason of `RunState.stop` that ended the run; None if none did."""
+    if run.progress.stopped:
+        return run.progress.stopped
     limit = run.budget.ended(env_steps=run.progress.env_steps, updates=run.progress.updates)
-    return run.progress.stopped or (limit and f"budget.{limit}={getattr(run.budget, limit)}")
+    return limit and f"budget.{limit}={getattr(run.budget, limit)}"
 
 
 def next_steps(run: RunState, status: Status) -> list[str]:
-    """Return commands and pages to print at the end: to resume the run, view it, or play its
-    agent.
-    """
-    goes_on = status != "FINISHED" and run.checkpoints.last is not None
-    steps = [resuming_command(distributed.world_size())] if goes_on else []
-    steps.append("  # ".join(run.tracker.pages()))
-    if run.checkpoints.last is not None:
-        packages = [*(run.cfg.get("trust") or []), *own_modules(run.config["env"])]
-        trust = [f"trust=[{','.join(dict.fromkeys(packages))}]"] if packages else []
-        arguments = shlex.join([f"run={run.path}", *trust])
-        play, evaluate = recipe_command("play"), recipe_command("evaluate")
-        steps += [f"{play} {arguments}", f"{evaluate} {arguments} control=true"]
-    return [step for step in steps if step]
+    """Return commands and pages for next steps: to resume, view or evaluate the run."""
+    has_checkpoint = run.checkpoints.last is not None
+    steps = []
+    if status != "FINISHED" and has_checkpoint:
+        steps.append(resuming_command(distributed.world_size()))
+    pages = "  # ".join(run.tracker.pages())
+    if pages:
+        steps.append(pages)
+    if has_checkpoint:
+        # Commands that load the run need trust in the packages that it names.
+        packages = [*(select(run.cfg, "trust") or []), *own_modules(run.config["env"])]
+        arguments = [f"run={run.path}"]
+        if packages:
+            arguments.append(f"trust=[{','.join(dict.fromkeys(packages))}]")
+        text = shlex.join(arguments)
+        steps.append(f"{recipe_command('play')} {text}")
+        steps.append(f"{recipe_command('evaluate')} {text} control=true")
+    return steps

@@ -1,5 +1,4 @@
-"""Parts of a run: each function builds one from the run's configuration and the parts that it
-needs.
+"""Parts of a run, each built from the run's configuration and the parts that it needs.
 
 In a run of several processes (`yamame.distributed`), each process gets its share of the
 environments, the batch and the replay capacity, and a seed of its own.
@@ -36,7 +35,7 @@ def build_envs(run: Run) -> tuple[EnvBase, EnvBase]:
     """
     cfg = run.cfg
     seed = distributed.rank_seed(cfg.seed)
-    seed_everything(seed)
+    seed_everything(seed)  # before any part draws random numbers
 
     num_envs = distributed.shard(cfg.schedule.num_envs, "schedule.num_envs")
     env = run.closing(build.build_env(cfg, num_envs=num_envs, seed=seed))
@@ -46,9 +45,7 @@ def build_envs(run: Run) -> tuple[EnvBase, EnvBase]:
 
 
 def build_agent_and_learner(run: Run, env: EnvBase) -> tuple[InContextAgent, Learner]:
-    """Build an agent that fits an environment, equal in all processes, and the learner that updates
-    it.
-    """
+    """Build an agent for an environment, equal in all processes, and its learner."""
     agent = distributed.broadcast_parameters(build.build_agent(run.cfg, env))
     return agent, build.build_learner(run.cfg, agent, guard=run.guard, budget=run.budget)
 
@@ -77,9 +74,7 @@ def replay_folder(run: Run) -> Path:
 
 
 def build_batches(run: Run, source: Any) -> Prefetcher:
-    """Build the prefetcher that samples batches from a source and moves them to the learner's
-    device.
-    """
+    """Build the prefetcher, which samples batches and moves them to the learner's device."""
     batch_size = distributed.shard(run.cfg.schedule.batch_size, "schedule.batch_size")
     return Prefetcher(partial(source.sample, batch_size), run.cfg.device)
 
@@ -93,6 +88,7 @@ def build_collector(run: Run, env: EnvBase, agent: InContextAgent, replay: Any) 
     collector = build.build_collector(
         run.cfg, env=env, policy=agent.policy(), replay=replay, exploration=exploration
     )
+    # Registered after the environments, and so shut down before they are closed.
     run.exits.callback(collector.shutdown)
     return collector
 

@@ -1,6 +1,4 @@
-"""Phases of a training run: counting what was collected, and updates from data before the first
-step.
-"""
+"""Phases of a training run: counting steps, updates that are due, and updates before any step."""
 
 from typing import Any
 
@@ -28,31 +26,28 @@ def count_episodes(run: Run, collector: Collector, own: Episodes) -> None:
 
 
 def updates_due(run: Run, source: Any) -> int:
-    """Return the number of updates that the steps collected so far allow and that were not made
-    yet.
-    """
+    """Return the number of updates that the steps so far allow and that were not made yet."""
+    # Ranks must make the same number of updates, or they would wait for each other forever.
     if distributed.any_rank(len(source) == 0):
         return 0
     schedule = run.cfg.schedule
-    beyond = run.progress.env_steps - schedule.learning_starts
-    return max(
-        0, int(beyond * schedule.updates_per_step) + schedule.offline_updates - run.progress.updates
-    )
+    steps = run.progress.env_steps - schedule.learning_starts
+    # Counted from the start of the run, so that a resumed run makes the same updates.
+    allowed = int(steps * schedule.updates_per_step) + schedule.offline_updates
+    return max(0, allowed - run.progress.updates)
 
 
 def learn_offline(run: Run, learner: Learner, batches: Prefetcher) -> None:
-    """Make ``schedule.offline_updates`` updates before the first environment step, and evaluate the
-    agent.
-    """
+    """Make ``schedule.offline_updates`` updates before the first step, and evaluate the agent."""
     offline = run.cfg.schedule.offline_updates
     while run.progress.updates < offline and not run.ended():
         due = min(_UPDATES_AT_ONCE, offline - run.progress.updates)
         for batch, meanwhile in batches.up_to(due, ends=run.is_last):
             run.learned(learner.update(batch, meanwhile=meanwhile))
-        # Under names of their own, for their axis is updates.
-        metrics = {
-            f"offline/{key.removeprefix('train/')}": value for key, value in run.metrics().items()
-        }
+        # Their axis is updates, that of the metrics under train/ is environment steps.
+        metrics = {}
+        for key, value in run.metrics().items():
+            metrics[f"offline/{key.removeprefix('train/')}"] = value
         run.log(metrics, step=run.progress.updates)
 
     if offline and not run.progress.curve:

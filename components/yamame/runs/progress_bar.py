@@ -1,9 +1,10 @@
-"""What a person sees of a run while it goes on: a bar in a terminal, plain lines in a log."""
+"""Progress of a run for people: a bar in a terminal, plain lines in a log."""
 
 import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TextIO
 
@@ -19,23 +20,52 @@ from yamame.runs.state import RunState
 from yamame.training.progress import RECENT
 
 _FEWEST = 10
-"""Episodes that have ended before their mean is shown."""
+"""Episodes that must have ended before their mean is shown."""
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Counters at one moment."""
+
+    time_s: float
+    env_steps: int
+    updates: int
+    waited_s: float
+    """Seconds that the learner has waited for the collector."""
+
+    def speeds_since(self, former: "_Reading") -> "_Speeds":
+        """Return the speeds since another moment."""
+        elapsed = self.time_s - former.time_s
+        return _Speeds(
+            env_steps=(self.env_steps - former.env_steps) / elapsed,
+            updates=(self.updates - former.updates) / elapsed,
+            waiting=(self.waited_s - former.waited_s) / elapsed,
+        )
+
+
+@dataclass(frozen=True)
+class _Speeds:
+    """Speeds per second; None before the first interval has passed."""
+
+    env_steps: float | None = None
+    updates: float | None = None
+    waiting: float | None = None
+    """Share of the time that the learner has waited for the collector."""
 
 
 class ProgressBar(Callback):
-    """Shows how far a run is.
+    """Shows the progress of a run.
 
-    It says what was built. In a terminal it then draws one bar. Elsewhere it prints one plain line
-    per interval, with the time of day and without control characters. Speeds are those of the last
-    interval, so a resumed run does not count what was done before.
-
-    The bar follows the limit of the budget that is nearest. Of a collector that plays beside the
-    learner it tells which share of the last interval the learner waited for it.
+    In a terminal it draws a bar. Elsewhere it prints a plain line per interval, with the time of
+    day and without control characters. Speeds are those of the last interval, so that a resumed run
+    does not count the steps of earlier sessions. The bar is that of the limit of the budget that
+    will be reached first. With an asynchronous collector, the share of the last interval that the
+    learner has waited for it is shown as well.
 
     Args:
-        interval_s: Seconds between two plain lines, and between two readings of the speed.
-        stream: Where to write; the standard output when None.
-        clock: Returns seconds; only differences matter.
+        interval_s: Seconds between two plain lines, and between two measurements of the speeds.
+        stream: Stream to write to; None for the standard output.
+        clock: Function that returns seconds; only differences matter.
     """
 
     def __init__(
@@ -48,21 +78,19 @@ class ProgressBar(Callback):
         self.interval_s = interval_s
         self._console = Console(file=sys.stdout if stream is None else stream)
         self._clock = clock
-        self._told = False
-        # Time, environment steps, updates, and seconds that the learner has waited.
-        self._last: tuple[float, int, int, float] | None = None
-        self._speeds: tuple[float, float, float] | None = (
-            None  # none before the first interval has passed
-        )
+        self._has_logged = False
+        self._last: _Reading | None = None
+        self._speeds = _Speeds()
         self._bar: Progress | None = None
 
     def on_begin(self, run: RunState) -> None:
-        """Says what was built, and draws the bar, if there is a terminal."""
-        self._line(built(run))
+        """Print a description of the run, and draw the bar in a terminal."""
+        self._line(describe_run(run))
         if self._console.file.isatty():
             columns = (
                 SpinnerColumn(),
                 BarColumn(bar_width=20),
+                # Names may have brackets, which rich would read as markup.
                 TextColumn("{task.description}", markup=False),
             )
             self._bar = Progress(*columns, console=self._console, refresh_per_second=4)
@@ -70,98 +98,104 @@ class ProgressBar(Callback):
             run.exits.enter_context(self._bar)
 
     def on_evaluating(self, run: RunState) -> None:
-        """Tells that the run does not learn for a while."""
-        text = f"evaluating {described(run.config['evaluation']['num_episodes'], None)} ({run.novelty})"
+        """Print that the run is evaluated, because it does not learn meanwhile."""
+        episodes = described(run.config["evaluation"]["num_episodes"], None)
+        text = f"evaluating {episodes} ({run.novelty})"
         if self._bar is None:
             self._line(text)
         else:
             self._bar.update(self._bar.task_ids[0], description=text)
 
     def on_evaluate(self, run: RunState, result: EvaluationResult) -> None:
-        """Leaves a line with what an evaluation gave, above the bar."""
+        """Print the result of an evaluation, above the bar."""
         summary = result.summary()
         name = "success" if "success_mean" in summary else "return"
-        mean = format(summary[f"{name}_mean"], ".3f")
-        ends = with_width(summary[f"{name}_low"], summary[f"{name}_high"])
-        shown = mean if ends is None else f"{mean} [{ends[0]:.3f}, {ends[1]:.3f}]"
-        at = f"{run.progress.step:,} {'steps' if run.progress.unit == 'env_steps' else 'updates'}"
-        unit = "; interval over tasks" if "intervals_over_tasks" in summary else ""
-        about = f"{described(result.returns.numel(), result.num_tasks)}{unit}; {run.novelty}"
-        self._line(f"evaluation after {at}: {name} {shown} ({about})")
+        value = format(summary[f"{name}_mean"], ".3f")
+        interval = with_width(summary[f"{name}_low"], summary[f"{name}_high"])
+        if interval is not None:
+            value = f"{value} [{interval[0]:.3f}, {interval[1]:.3f}]"
+
+        unit = "steps" if run.progress.unit == "env_steps" else "updates"
+        about = described(result.returns.numel(), result.num_tasks)
+        if "intervals_over_tasks" in summary:
+            about = f"{about}; interval over tasks"
+        at = f"{run.progress.step:,} {unit}"
+        self._line(f"evaluation after {at}: {name} {value} ({about}; {run.novelty})")
 
     def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
-        """Tells where the run is, and how its episodes end; what is not known yet is shown as a
-        dash.
-        """
-        env_steps, updates = run.progress.env_steps, run.progress.updates
+        """Show progress, recent episodes and speeds; a dash stands for an unknown number."""
         waited = metrics.get("collector/waited_s")
-        present = (self._clock(), env_steps, updates, waited or 0.0)
-        if self._last is None:
-            self._last = present
-        elapsed = present[0] - self._last[0]
-        due = elapsed > 0 and elapsed >= self.interval_s
-        if due:
-            steps, made, idle = (
-                new - old for new, old in zip(present[1:], self._last[1:], strict=True)
-            )
-            self._speeds, self._last = (steps / elapsed, made / elapsed, idle / elapsed), present
-        if self._bar is None and not due and self._told:
+        is_due = self._measure(run, waited or 0.0)
+        if self._bar is None and not is_due and self._has_logged:
             return
-        self._told = True
-        steps_per_s, updates_per_s, waits = self._speeds or (None, None, None)
+        self._has_logged = True
+
+        env_steps, updates = run.progress.env_steps, run.progress.updates
         fraction = run.budget.fraction(env_steps=env_steps, updates=updates)
         left = run.budget.remaining_s(
             env_steps=env_steps,
             updates=updates,
-            env_steps_per_s=steps_per_s or 0.0,
-            updates_per_s=updates_per_s or 0.0,
+            env_steps_per_s=self._speeds.env_steps or 0.0,
+            updates_per_s=self._speeds.updates or 0.0,
         )
-        parts = (
+        parts = [
             f"{fraction:4.0%}",
             f"{env_steps:,} steps",
             f"{updates:,} updates",
             _recent(run),
             f"loss {_number(metrics.get('train/loss'), '.4g')}",
-            f"{_number(steps_per_s, ',.0f')} steps/s",
-            f"{_number(updates_per_s, '.1f')} updates/s",
-            *([] if waited is None else [f"learner waits {_number(waits, '.0%')}"]),
-            f"{'?' if left is None else timedelta(seconds=round(left))} left",
-        )
+            f"{_number(self._speeds.env_steps, ',.0f')} steps/s",
+            f"{_number(self._speeds.updates, '.1f')} updates/s",
+        ]
+        if waited is not None:
+            parts.append(f"learner waits {_number(self._speeds.waiting, '.0%')}")
+        parts.append(f"{'?' if left is None else timedelta(seconds=round(left))} left")
+
+        text = "  ".join(parts)
         if self._bar is None:
-            self._line("  ".join(parts))
+            self._line(text)
         else:
-            self._bar.update(
-                self._bar.task_ids[0], completed=fraction, description="  ".join(parts)
-            )
+            self._bar.update(self._bar.task_ids[0], completed=fraction, description=text)
+
+    def _measure(self, run: RunState, waited_s: float) -> bool:
+        """Measure the speeds if the interval has passed; return whether it has."""
+        progress = run.progress
+        now = _Reading(self._clock(), progress.env_steps, progress.updates, waited_s)
+        if self._last is None:
+            self._last = now
+        elapsed = now.time_s - self._last.time_s
+        if elapsed <= 0 or elapsed < self.interval_s:  # an interval of 0 is allowed
+            return False
+        self._speeds = now.speeds_since(self._last)
+        self._last = now
+        return True
 
     def _line(self, text: str) -> None:
-        """Prints a line; in a log with the time of day."""
-        now = "" if self._console.file.isatty() else f"{time.strftime('%H:%M:%S')}  "
-        self._console.out(f"{now}{text}", highlight=False)
+        """Print a line; in a log with the time of day."""
+        if not self._console.file.isatty():
+            text = f"{time.strftime('%H:%M:%S')}  {text}"
+        self._console.out(text, highlight=False)  # without colours for numbers
 
 
-def built(run: RunState) -> str:
-    """What a run is made of, and where it lives.
-
-    Args:
-        run: One that begins; one without an agent or environments tells less.
-    """
-    agent, num_envs = run.components.get("agent"), run.config["schedule"].get("num_envs")
+def describe_run(run: RunState) -> str:
+    """Describe the size and the place of a run that begins."""
     parts = [f"{run.name}:"]
+    agent = run.components.get("agent")
     if isinstance(agent, nn.Module):
         parts.append(f"{sum(weight.numel() for weight in agent.parameters()):,} parameters,")
+    num_envs = run.config["schedule"].get("num_envs")
     if num_envs:
         parts.append(f"{num_envs} environments,")
-    return " ".join([*parts, f"on {run.config['device']}, in {run.path}"])
+    parts.append(f"on {run.config['device']}, in {run.path}")
+    return " ".join(parts)
 
 
 def _recent(run: RunState) -> str:
-    """Format the mean outcome of recent episodes, and their number while it is below `RECENT`.
-
-    The first episodes to end are the shortest, often the successful ones. So there is a dash until
-    as many episodes have ended as there are environments, at least `_FEWEST` and at most `RECENT`.
-    """
-    name, episodes = run.progress.outcome_is, len(run.progress.outcomes)
+    """Format the mean outcome of recent episodes, and their number while it is below `RECENT`."""
+    name = run.progress.outcome_is
+    episodes = len(run.progress.outcomes)
+    # The first episodes to end are the shortest, often the successful ones: their mean would be too
+    # high until about every environment has ended one.
     num_envs = run.config["schedule"].get("num_envs") or 0
     if episodes < min(max(num_envs, _FEWEST), RECENT):
         return f"{name} -"

@@ -1,4 +1,4 @@
-"""How a run goes on from a checkpoint, or is found to be done."""
+"""Resuming a run from its last checkpoint, or finding that it is finished."""
 
 import contextlib
 from collections.abc import Mapping
@@ -16,56 +16,68 @@ from yamame.runs.state import RunState
 from yamame.system.signals import exit_if_received
 
 
-def claim(run: RunState, mode: bool | Literal["auto"]) -> RunDirectory:
-    """The directory of a run, which the first rank claims for all."""
-    setting, claimed = run.cfg.run, []
+def open_directory(run: RunState, mode: bool | Literal["auto"]) -> RunDirectory:
+    """Open the directory of a run; rank 0 locks it for all ranks."""
+    setting = run.cfg.run
+    opened: list[RunDirectory] = []
 
     def open_it() -> bool:
-        claimed.append(
-            RunDirectory.open(setting.root, run.name, resume=mode, overwrite=setting.overwrite)
+        directory = RunDirectory.open(
+            setting.root, run.name, resume=mode, overwrite=setting.overwrite
         )
-        return claimed[0].resumed
+        opened.append(directory)
+        return directory.resumed
 
     resumed = distributed.on_rank0(open_it)
-    return claimed[0] if claimed else SharedDirectory(run.path, resumed=resumed)
+    # The lock cannot be sent to other ranks, only whether the run is resumed.
+    return opened[0] if opened else SharedDirectory(run.path, resumed=resumed)
 
 
-def goes_on(run: RunState, *, unless_done: bool) -> bool:
+def can_resume(run: RunState, *, unless_done: bool) -> bool:
     """Return whether there is a checkpoint to resume from.
 
+    Args:
+        run: The run.
+        unless_done: Whether to raise `AlreadyDone` if nothing is left to do.
+
     Raises:
-        UsageError: The run is finished and its checkpoints are gone, or its configuration is
+        UsageError: The run is finished and its checkpoints are missing, or its configuration is
             another one.
-        AlreadyDone: Nothing is left to do, and the run is to go on ``unless_done``.
+        AlreadyDone: The run is finished, and its configuration asks for no more.
     """
     summary = outcome.read_summary(run)
     is_finished = summary.get("status") == "FINISHED"
     if run.checkpoints.last is None:
         if is_finished:
             raise UsageError(
-                f"resume: {run.checkpoints.directory} must hold the checkpoints of a finished run, it holds none; "
-                "bring them back, or begin anew with run.overwrite=true"
+                f"{run.checkpoints.directory} must hold the checkpoints of a finished run, it "
+                "holds none",
+                key="resume",
+                remedy="restore them, or start again with run.overwrite=true",
             )
         return False
+
     saved = run.checkpoints.read_config()
     compare_config(saved, run.config)
-    if (
-        unless_done
-        and is_finished
-        and not differing(saved, run.config, but_for=leaves_what_was_done)
-    ):
-        loaded = run.checkpoints.load({"progress": run.progress, "budget": run.budget})
-        _forget_stop(run, saved)
-        counted = {"env_steps": run.progress.env_steps, "updates": run.progress.updates}
-        exit_if_received()
-        if run.spends(**counted) and counted.items() <= summary.items():
-            run.objective = loaded.metric or 0.0
-            raise AlreadyDone(run)
+    if unless_done and is_finished:
+        if not differing(saved, run.config, but_for=leaves_what_was_done):
+            _raise_if_done(run, summary, saved)
     return True
 
 
+def _raise_if_done(run: RunState, summary: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    loaded = run.checkpoints.load({"progress": run.progress, "budget": run.budget})
+    _forget_stop(run, saved)
+    counted = {"env_steps": run.progress.env_steps, "updates": run.progress.updates}
+    exit_if_received()
+    # A summary of other counts belongs to a checkpoint that was lost since.
+    if run.is_spent(**counted) and counted.items() <= summary.items():
+        run.objective = loaded.metric or 0.0
+        raise AlreadyDone(run)
+
+
 def restore(run: RunState) -> LoadedCheckpoint:
-    """Restores the last checkpoint that can be: the first rank finds it, the others follow."""
+    """Restore the last intact checkpoint: rank 0 finds it, the other ranks load the same one."""
     loaded = distributed.on_rank0(lambda: run.checkpoints.load(run.components))
     if not distributed.is_rank0():
         run.checkpoints.load(run.components, which=run.checkpoints.path(loaded.step))
@@ -76,6 +88,6 @@ def restore(run: RunState) -> LoadedCheckpoint:
 
 
 def _forget_stop(run: RunState, saved: Mapping[str, Any]) -> None:
-    """A run that was stopped before its budget was spent goes on if it is given another."""
+    """Let a run that was stopped before the end of its budget continue with another budget."""
     if saved["budget"] != run.config["budget"]:
         run.progress.stopped = None

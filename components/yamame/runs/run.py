@@ -1,6 +1,4 @@
-"""One run from its first to its last step: what recipes share beside the loop that each of them has
-on its page.
-"""
+"""One run from its first to its last step: all that recipes share besides their own loops."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -9,16 +7,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from omegaconf import DictConfig
 from torch import Tensor
 from torchrl.envs import EnvBase
 
 from yamame import distributed
 from yamame.agent import InContextPolicy
-from yamame.checks import UsageError
-from yamame.cli.jobs import is_part, resume_mode, say
+from yamame.checks import UsageError, at_key
+from yamame.cli.jobs import is_part, mark_resumed, resume_mode
 from yamame.cli.names import run_name
 from yamame.cli.nodes import instantiate, plain
+from yamame.cli.sections import AnyConfig
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
@@ -40,8 +38,8 @@ from yamame.training import GlobalRNGState
 from yamame.training.guard import NonFiniteGuard, require_finite
 from yamame.training.progress import Progress
 
-_OF_EACH_RANK = ("collector", "replay", "rng")
-"""Components that differ between the processes of torchrun."""
+_PER_RANK = ("collector", "replay", "rng")
+"""Components whose state differs between the ranks of torchrun."""
 
 
 class Run(RunState):
@@ -57,64 +55,70 @@ class Run(RunState):
                 run.evaluate_and_save()
             objective = run.finish()
 
-    Until `begin` has succeeded nothing is decided: a ``ValueError`` of what is built is raised as a
-    `UsageError`, and the directory is as it was before. From then on ``summary.json`` and the
-    tracker say how the run ended, however it ends.
+    Before `begin`, an error leaves the directory as it was, and a ``ValueError`` of a part is
+    raised as a `UsageError`. From then on ``summary.json`` and the tracker have the status of the
+    run, however it ends.
 
-    A signal that asks the run to end (`yamame.system.signals`) is noted, and acted upon by `begin`,
-    `ended`, `end_if_asked` and evaluations.
+    A signal to end the run (`yamame.system.signals`) takes effect in `begin`, `ended`,
+    `end_if_asked` and evaluations.
 
     Args:
-        cfg: The composed configuration of a recipe.
-        unit: The counter by which intervals, metrics and checkpoints go.
-        callbacks: Are told what happens, after the tracker, the bar and those of the configuration.
+        cfg: Composed configuration of a recipe.
+        unit: Counter of intervals, metrics and checkpoints.
+        callbacks: Called after the tracker, the progress bar and the callbacks of the
+            configuration.
 
     Raises:
-        UsageError: The budget or what is expected cannot be, or the tracker refuses its settings.
-            On entering, what `RunDirectory.open` and `compare_config` refuse, or a run is finished
-            and its checkpoints are gone.
-        AlreadyDone: On entering, ``resume`` is auto and nothing is left to do.
+        UsageError: A setting is wrong. On entering, `RunDirectory.open` or `compare_config` raise
+            it, or the checkpoints of a finished run are missing.
+        AlreadyDone: On entering, with ``resume=auto``, if nothing is left to do.
     """
 
-    directory: RunDirectory  # since the run was entered
-    on_saved: Callable[[], None]  # since `begin`
+    directory: RunDirectory
+    """Directory of the run, once the run is entered."""
+    on_saved: Callable[[], None]
+    """Called when a checkpoint is on disk; set by `begin`."""
 
     def __init__(
         self,
-        cfg: DictConfig,
+        cfg: AnyConfig,
         *,
         unit: Literal["env_steps", "updates"] = "env_steps",
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.costs = CostMeter(is_part=is_part())
-        write_out_split(cfg)
-        self.cfg, self.config = cfg, plain(cfg)
+        cfg = write_out_split(cfg)  # before the configuration is copied and saved
+        self.cfg = cfg
+        self.config = plain(cfg)
         if distributed.world_size() > 1:
-            self.config["processes"] = distributed.world_size()  # a run goes on with as many
+            # A run must be resumed with as many processes.
+            self.config["processes"] = distributed.world_size()
         machine.check_machine(cfg)
         self.name = run_name(cfg)
         self.path = Path(cfg.run.root) / self.name
         self.extra = {}
         self.exits = ExitStack()
-        Expected.from_config(self.config["expected"])
-        self.budget = Budget(**self.config["budget"])
+
+        Expected.from_config(self.config["expected"])  # checked now, read by the report
+        with at_key("budget"):
+            self.budget = Budget(**self.config["budget"])
         self.progress = Progress(unit)
-        try:
-            share = cfg.schedule.max_refused
-            tell = print_stderr if distributed.is_rank0() else lambda line: None
-            self.guard = NonFiniteGuard(self.path, max_refused=share, config=self.config, tell=tell)
-        except ValueError as error:
-            raise UsageError(f"schedule.max_refused: {error}") from error
+        # All ranks skip the same updates; one message is enough.
+        warn = print_stderr if distributed.is_rank0() else lambda line: None
+        with at_key("schedule"):
+            self.guard = NonFiniteGuard(
+                self.path, max_refused=cfg.schedule.max_refused, config=self.config, tell=warn
+            )
         self.tracker = instantiate(cfg.logger)
-        self.callbacks = (
-            build_callbacks(cfg, callbacks) if distributed.is_rank0() else Callbacks({})
-        )
-        kept = cfg.checkpoint.keep
+        # Callbacks print and write files, which one process must do alone.
+        is_rank0 = distributed.is_rank0()
+        self.callbacks = build_callbacks(cfg, callbacks) if is_rank0 else Callbacks({})
         self.checkpoints = Checkpointer(
-            self.path / "checkpoints", keep_last=kept, config=self.config
+            self.path / "checkpoints", keep_last=cfg.checkpoint.keep, config=self.config
         )
         self.resumed = False
         self.objective = None
+        # Environment steps and updates at the last checkpoint, and at the last evaluation.
         self._saved: tuple[int, int] | None = None
         self._evaluated: tuple[tuple[int, int], EvaluationResult] | None = None
 
@@ -122,19 +126,21 @@ class Run(RunState):
         mode = resume_mode(self.cfg)
         with ExitStack() as entered:
             entered.enter_context(signals.handling(at_once=False))
-            self.directory = resuming.claim(self, mode)
+            self.directory = resuming.open_directory(self, mode)
             entered.callback(self.directory.close)
-            is_auto = mode == "auto"
-            if self.directory.resumed and distributed.on_rank0(
-                lambda: resuming.goes_on(self, unless_done=is_auto)
-            ):
-                self.resumed = True
-                say("resumed")
-            self._entered = entered.pop_all()  # closes the directory, then hears no signals
+            if self.directory.resumed:
+                is_auto = mode == "auto"
+                self.resumed = distributed.on_rank0(
+                    lambda: resuming.can_resume(self, unless_done=is_auto)
+                )
+            if self.resumed:
+                mark_resumed()
+            # Closed at the end of the run: the directory first, then the handling of signals.
+            self._entered = entered.pop_all()
         return self
 
     def closing(self, env: EnvBase) -> EnvBase:
-        """The environment, which is closed when the run ends."""
+        """Return an environment, which is closed when the run ends."""
         self.exits.callback(lambda: None if env.is_closed else env.close())
         return env
 
@@ -146,193 +152,226 @@ class Run(RunState):
         held_out: EnvBase,
         on_saved: Callable[[], None] = lambda: None,
     ) -> None:
-        """Restores the last checkpoint, or writes the configuration of a new run, and opens the
-        tracker.
+        """Restore the last checkpoint, or write the files of a new run, and start the tracker.
 
-        A run that goes on stays as it was if any of this fails.
+        If any of this fails, the files of a resumed run stay as they were.
 
         Args:
-            components: What a checkpoint holds beside what the run has itself: all that the next
-                step depends on.
-            policy: What is evaluated; it shares the parameters that are learned.
+            components: Parts that a checkpoint holds, besides those of the run itself: all that
+                the next step depends on.
+            policy: Policy to evaluate; it shares the parameters that are learned.
             held_out: Environment of the held-out tasks.
             on_saved: Called when a checkpoint is on disk.
         """
-        self.end_if_asked()
-        self.policy, self.held_out, self.on_saved = policy, held_out, on_saved
-        self.novelty = what_is_new(
-            self.cfg, held_out, replay=distributed.rank_dir(self.path / "replay")
-        )
-        own = {
+        self.end_if_asked()  # building the parts may have taken minutes
+        self.policy = policy
+        self.held_out = held_out
+        self.on_saved = on_saved
+        replay = distributed.rank_dir(self.path / "replay")
+        self.novelty = what_is_new(self.cfg, held_out, replay=replay)
+        self.components = self._all_components(components)
+        self.guard.kept = {"agent": components["agent"]}
+
+        before = None
+        if self.resumed:
+            before = resuming.restore(self)
+            self._saved = self._counts
+        if not self.progress.outcomes:  # no episode has ended yet
+            has_success = "success" in held_out.observation_spec.keys()
+            self.progress.outcome_is = "success" if has_success else "return"
+
+        distributed.on_rank0(lambda: self._open(before))
+        self.directory.begin()
+        self.budget.start()  # building the parts is not part of the time
+        if self.progress.evaluating:  # the former session ended during an evaluation
+            self.evaluate_and_save()
+
+    def _all_components(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the given components and those of the run itself."""
+        components = {
+            **given,
             "progress": self.progress,
             "budget": self.budget,
             "costs": self.costs,
             "rng": GlobalRNGState(),
+            "guard": self.guard,
+            **outcome.facts(self.held_out),
         }
-        self.components = {**components, **own, "guard": self.guard, **outcome.facts(held_out)}
-        for name in _OF_EACH_RANK if distributed.world_size() > 1 else ():
-            self.components[name] = distributed.PerRank(self.components[name])
-        self.guard.kept = {"agent": components["agent"]}
-        before = None
-        if self.resumed:
-            before = resuming.restore(self)
-            self._saved = (self.progress.env_steps, self.progress.updates)
-        if not self.progress.outcomes:  # no episode has told which of the two it is
-            tells_success = "success" in held_out.observation_spec.keys()
-            self.progress.outcome_is = "success" if tells_success else "return"
-        distributed.on_rank0(lambda: self._open(before))
-        self.directory.begin()
-        self.budget.start()
-        if self.progress.evaluating:
-            self.evaluate_and_save()
+        if distributed.world_size() > 1:
+            for name in _PER_RANK:
+                components[name] = distributed.PerRank(components[name])
+        return components
 
     def _open(self, before: LoadedCheckpoint | None) -> None:
-        """Writes what the run is, and tells callbacks that it begins."""
+        """Write the files of the session, and call ``on_begin``."""
         if before is None:
             self.directory.begin()
             outcome.write_config(self)
         self.callbacks.load_state_dict(self.progress.callbacks)
-        self.callbacks.tell(self, "on_begin")
+        self.callbacks.call(self, "on_begin")
+        # A resumed run's files change last: until here, an error leaves them as they were.
         self.directory.begin()
         if before is not None:
             outcome.write_config(self)
             outcome.reopen_summary(self)
-            outcome.tell_changes(self, before)
+            outcome.warn_changes(self, before)
         (self.path / "error.txt").unlink(missing_ok=True)
 
+    @property
+    def _counts(self) -> tuple[int, int]:
+        """Environment steps and updates so far."""
+        return self.progress.env_steps, self.progress.updates
+
     def ended(self) -> bool:
-        """Whether the budget is spent, where a checkpoint may be made; a run that was asked to ends
-        here.
+        """Return whether the budget is spent.
+
+        Call it where a checkpoint may be written: a run that was asked to end does so here.
         """
         self.end_if_asked()
-        return self._spent()
+        return self._is_spent_on_any_rank()
 
     def is_last(self) -> bool:
-        """Whether no update may follow the next one, whatever steps there are to learn from."""
-        spent = self.spends(env_steps=0, updates=self.progress.updates + 1)
-        may = distributed.any_rank(spent or signals.received() is not None)
-        # A run whose budget is spent makes the updates of its last iteration now: no resumed run
-        # would.
-        return may and (distributed.any_rank(spent) or not self._spent())
+        """Return whether the next update is the last one of the run or of the session."""
+        spent = self.is_spent(env_steps=0, updates=self.progress.updates + 1)
+        may_end = distributed.any_rank(spent or signals.received() is not None)
+        if not may_end:
+            return False
+        # A run whose budget is spent makes all updates of its last iteration now, whatever signal
+        # it has received: no resumed run would make them.
+        return distributed.any_rank(spent) or not self._is_spent_on_any_rank()
 
-    def _spent(self) -> bool:
-        return distributed.any_rank(
-            self.spends(env_steps=self.progress.env_steps, updates=self.progress.updates)
-        )
+    def _is_spent_on_any_rank(self) -> bool:
+        env_steps, updates = self._counts
+        return distributed.any_rank(self.is_spent(env_steps=env_steps, updates=updates))
 
     def end_if_asked(self) -> None:
-        """Ends the run if a signal has asked it to: saves a checkpoint, unless the last one holds
-        this state.
+        """End the run if a signal has asked for it, after saving a checkpoint of this state.
 
         Raises:
-            Terminated: It was asked to.
+            Terminated: A signal was received.
         """
         if distributed.any_rank(signals.received() is not None):
-            if self.directory.begun and self._saved != (
-                self.progress.env_steps,
-                self.progress.updates,
-            ):
+            if self.directory.begun and self._saved != self._counts:
                 self.save()
             raise signals.Terminated
 
     def end_within_iteration(self) -> None:
-        """As `end_if_asked`, where updates of an iteration are left that a resumed run would
-        make.
-        """
-        if not self._spent():
+        """End the run if a signal has asked for it and a resumed run would finish the iteration."""
+        if not self._is_spent_on_any_rank():
             self.end_if_asked()
 
     def count(self, episodes: Episodes) -> Episodes:
-        """Adds what all ranks collected to the counters, and returns it."""
-        episodes = Episodes.merged(distributed.all_gather(episodes))
-        self.progress.count(episodes)
-        self.callbacks.tell(self, "on_collect", episodes)
-        return episodes
+        """Count the collected steps and episodes of all ranks, and return them."""
+        merged = Episodes.merged(distributed.all_gather(episodes))
+        self.progress.count(merged)
+        self.callbacks.call(self, "on_collect", merged)
+        return merged
 
     def updates_left(self) -> int:
-        """Updates that an iteration of ``schedule.updates_per_iteration`` has left; fewer than all
-        in a resumed run.
-        """
-        return int(self.cfg.schedule.updates_per_iteration) - len(self.progress.unlogged)
+        """Return the updates left of an iteration of ``schedule.updates_per_iteration``."""
+        # A resumed run has made some of them before.
+        made = len(self.progress.unlogged)
+        return int(self.cfg.schedule.updates_per_iteration) - made
 
     def learned(self, metrics: Mapping[str, Tensor]) -> None:
-        """Counts an update that was made, and keeps what it wrote; one that was refused wrote
-        nothing.
-        """
-        if metrics:
-            self.progress.updates += 1
-            self.progress.unlogged.append({key: value.float() for key, value in metrics.items()})
-            self.callbacks.tell(self, "on_update", metrics)
+        """Count an update and keep its metrics; a skipped update has none and does not count."""
+        if not metrics:
+            return
+        self.progress.updates += 1
+        self.progress.unlogged.append({key: value.float() for key, value in metrics.items()})
+        self.callbacks.call(self, "on_update", metrics)
 
     def metrics(self, collector: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Means of what updates wrote since this was asked last, how episodes end, what a collector
-        says of itself.
+        """Return the metrics since the last call.
+
+        Args:
+            collector: Metrics of the collector.
+
+        Returns:
+            Means of the updates' metrics, the mean outcome of recent episodes, and the collector's
+            metrics, with prefixes.
         """
-        metrics = {f"train/{key}": value for key, value in self.progress.take_means().items()}
+        metrics = {}
+        for key, value in self.progress.take_means().items():
+            metrics[f"train/{key}"] = value
         if self.progress.outcome is not None:
             metrics["train/outcome"] = self.progress.outcome
         if self.progress.aborted:
             metrics["train/aborted_episodes"] = float(self.progress.aborted)
         if self.guard.num_refused:
             metrics["train/refused_updates"] = float(self.guard.num_refused)
-        return metrics | {f"collector/{key}": value for key, value in (collector or {}).items()}
+        for key, value in (collector or {}).items():
+            metrics[f"collector/{key}"] = value
+        return metrics
 
     def log(self, metrics: Mapping[str, float], *, step: int | None = None) -> None:
-        """Tells callbacks metrics, of the present step unless another is given."""
-        self.callbacks.tell(self, "on_log", metrics, self.progress.step if step is None else step)
+        """Log metrics, at the present step unless another is given."""
+        self.callbacks.call(self, "on_log", metrics, self.progress.step if step is None else step)
 
     def evaluate_and_save(self) -> None:
-        """Evaluates and checkpoints when their intervals have passed."""
-        progress, result = self.progress, None
+        """Evaluate, and write a checkpoint, if their intervals have passed."""
+        progress = self.progress
+        result = None
         if progress.step >= progress.evaluated_at + self.cfg.evaluation.interval:
             progress.evaluating = True
             result = self.evaluate()
-            progress.evaluated_at, progress.evaluating = progress.step, False
+            progress.evaluated_at = progress.step
+            progress.evaluating = False
         if result is not None or progress.step >= progress.saved_at + self.cfg.checkpoint.interval:
             self.save(result)
 
     def evaluate(self) -> EvaluationResult:
-        """Plays the held-out tasks and keeps the summary as a point of the curve; once for the same
-        agent.
+        """Evaluate on the held-out tasks, and append the summary to the curve.
+
+        The same agent is evaluated once: a second call returns the same result.
         """
-        curve, step = self.progress.curve, self.progress.step
-        now = self.progress.env_steps, self.progress.updates
+        now = self._counts
         if self._evaluated is not None and self._evaluated[0] == now:
             return self._evaluated[1]
-        self.callbacks.tell(self, "on_evaluating")
+        self.callbacks.call(self, "on_evaluating")
         try:
             result = play_held_out(self.cfg, self.policy, self.held_out)
         except signals.Terminated:
+            # The checkpoint notes that an evaluation is due; the resumed run makes it.
             self.end_if_asked()
             raise
+
+        progress = self.progress
         summary = result.summary()
-        if not curve or curve[-1][self.progress.unit] < step:
-            curve.append({self.progress.unit: step, **summary})
+        # A resumed run may evaluate a checkpoint that was evaluated before.
+        if not progress.curve or progress.curve[-1][progress.unit] < progress.step:
+            progress.curve.append({progress.unit: progress.step, **summary})
         self._evaluated = now, result
-        self.callbacks.tell(self, "on_evaluate", result)
+        self.callbacks.call(self, "on_evaluate", result)
         return result
 
     def save(self, result: EvaluationResult | None = None) -> None:
-        """Makes a checkpoint; the result of an evaluation decides whether it is the best.
+        """Write a checkpoint.
+
+        Args:
+            result: Evaluation of this state; its score decides whether the checkpoint is the best.
 
         Raises:
-            FloatingPointError: A parameter, a statistic or the optimizer's state is not finite.
+            FloatingPointError: A parameter, a statistic or the optimizer's state is NaN or Inf.
         """
         require_finite(self.components)
-        self.callbacks.tell(self, "on_save")
+        self.callbacks.call(self, "on_save")
         self.progress.callbacks = self.callbacks.state_dict()
-        self.progress.saved_at = step = self.progress.step
+        step = self.progress.step
+        self.progress.saved_at = step
         metric = None if result is None else score(result)
+
+        # All ranks take part in the state of a component that differs between them.
         components = {name: distributed.state_of(part) for name, part in self.components.items()}
         path = distributed.on_rank0(
             lambda: self.checkpoints.save(components, step=step, metric=metric)
         )
-        self._saved = (self.progress.env_steps, self.progress.updates)
+        self._saved = self._counts
         self.on_saved()
-        self.callbacks.tell(self, "on_saved", path)
+        self.callbacks.call(self, "on_saved", path)
 
     def finish(self) -> float:
-        """Evaluates, saves and hands artifacts to the tracker; returns the score."""
+        """Evaluate, save and log the artifacts; return the score."""
         result = self.evaluate()
         self.save(result)
         distributed.on_rank0(lambda: outcome.log_artifacts(self))
@@ -341,9 +380,7 @@ class Run(RunState):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What summary.json says: how the run ended, its last evaluation, what it has cost; empty
-        before its end.
-        """
+        """Content of ``summary.json``; empty before the end of the run."""
         return outcome.read_summary(self)
 
     def __exit__(
@@ -353,30 +390,35 @@ class Run(RunState):
         trace: TracebackType | None,
     ) -> None:
         status = run_status(error)
-        if (
-            isinstance(error, signals.Terminated)
-            and error.signal is not None
-            and self.directory.begun
-        ):
-            error.reported = True
-            if distributed.is_rank0():
-                saved = f"{self.checkpoints.last} is saved"
-                print_stderr(f"{error.signal.name}: {saved}; resume=true goes on from there")
+        if isinstance(error, signals.Terminated):
+            self._report_signal(error)
         try:
-            self.exits.__exit__(kind, error, trace)  # the tracker first, then environments
+            # Closes the tracker first, then environments.
+            self.exits.__exit__(kind, error, trace)
         except BaseException as raised:
             status = run_status(raised)
-            if not (isinstance(error, OSError | OutsideError) and isinstance(raised, Exception)):
-                raise  # what fails after the disk did is not the cause
+            # An error while closing after a failed disk or simulator is not the cause.
+            is_follow_up = isinstance(error, OSError | OutsideError)
+            if not (is_follow_up and isinstance(raised, Exception)):
+                raise
         finally:
             if self.directory.begun and distributed.is_rank0():
+                # After an error, the disk may be full; the error itself is what users must see.
                 with contextlib.suppress(*([] if error is None else [OSError])):
-                    outcome.keep_traceback(self, error)
+                    outcome.write_traceback(self, error)
                     outcome.write_summary(self, status)
             self._entered.close()
             if self.directory.begun:
-                self.callbacks.tell_all(self, "on_end")
-        if isinstance(error, ValueError) and not (
-            self.directory.begun or isinstance(error, UsageError)
-        ):
+                self.callbacks.call_all(self, "on_end")
+        is_mistake = isinstance(error, ValueError) and not self.directory.begun
+        if is_mistake and not isinstance(error, UsageError):
             raise UsageError(str(error)) from error
+
+    def _report_signal(self, error: signals.Terminated) -> None:
+        """Print which signal has ended the run, once."""
+        if error.signal is None or not self.directory.begun:
+            return
+        error.reported = True
+        if distributed.is_rank0():
+            saved = f"{self.checkpoints.last} is saved"
+            print_stderr(f"{error.signal.name}: {saved}; resume=true goes on from there")

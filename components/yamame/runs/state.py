@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
 from torchrl.envs import EnvBase
 
 from yamame import distributed
 from yamame.agent import InContextPolicy
+from yamame.cli.sections import AnyConfig
 from yamame.files.checkpoint import Checkpointer
 from yamame.system.budget import Budget
 from yamame.system.messages import print_stderr
@@ -21,8 +21,7 @@ from yamame.training.progress import Progress
 
 
 class RunState(ABC):
-    """State of a run. `yamame.runs.run.Run` adds its life: entering, beginning, learning,
-    evaluating, ending.
+    """State of a run; `yamame.runs.run.Run` adds the steps from its beginning to its end.
 
     Attributes:
         cfg: Composed configuration of the recipe.
@@ -40,12 +39,12 @@ class RunState(ABC):
         objective: Score of the last evaluation, once the run has finished.
         policy: Policy that is evaluated; since `Run.begin`, like all that follow.
         held_out: Environment of the held-out tasks.
-        novelty: What is new in these tasks (`yamame.runs.novelty`).
+        novelty: Description of what is new in these tasks (`yamame.runs.novelty`).
         components: Parts that a checkpoint holds, by name.
         costs: CPU-seconds and wall-clock seconds so far.
     """
 
-    cfg: DictConfig
+    cfg: AnyConfig
     config: dict[str, Any]
     name: str
     path: Path
@@ -84,11 +83,12 @@ class RunState(ABC):
             print_stderr(f"{self.name}: stopped: {reason}")
         self.progress.stopped = reason
 
-    def spends(self, **spent: int) -> bool:
-        """Return whether so many ``env_steps`` and ``updates`` reach the budget; always False
-        except on rank 0.
+    def is_spent(self, *, env_steps: int, updates: int) -> bool:
+        """Return whether so many steps or updates reach the budget; False except on rank 0.
 
-        The clock of rank 0 decides for all, as clocks differ.
+        The clock of rank 0 decides for all, because clocks differ.
         """
-        ends = self.progress.stopped is not None or self.budget.ended(**spent) is not None
-        return ends and distributed.is_rank0()
+        if not distributed.is_rank0():
+            return False
+        ended = self.budget.ended(env_steps=env_steps, updates=updates)
+        return self.progress.stopped is not None or ended is not None

@@ -1,3 +1,3 @@
-"""A path of earlier versions, which configurations may still name."""
+"""Former module, which configurations may still name."""
 
 from yamame.tracking.sweep import SweepParent as SweepParent

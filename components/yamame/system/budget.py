@@ -38,10 +38,8 @@ class Budget:
             # A bool is a number to Python, but ``minutes=true`` is a mistake.
             holds = limit is None or (not isinstance(limit, str | bool) and limit > 0)
             require("Budget", name, limit, holds, "be a number greater than 0 or null")
-        if all(limit is None for limit in limits.values()):
-            raise ValueError(
-                "Budget: env_steps, updates or minutes must be given, got none of them"
-            )
+        is_limited = any(limit is not None for limit in limits.values())
+        require("Budget", "env_steps", None, is_limited, "be given, or updates or minutes")
         self.env_steps = env_steps
         self.updates = updates
         self.minutes = minutes

@@ -1,11 +1,9 @@
 """Messages of one line, and errors of what is outside of the program."""
 
-import json
 import os
 import sys
-from typing import Any
 
-_LONGEST = 200
+from yamame.checks import format_value as format_value
 
 
 class OutsideError(RuntimeError):
@@ -20,6 +18,7 @@ TRAIN_PACKAGES = frozenset(
     (
         "hydra",
         "omegaconf",
+        "pydantic",
         "mlflow",
         "gymnasium",
         "matplotlib",
@@ -79,11 +78,3 @@ def print_stdout(text: str) -> None:
         # Python flushes the standard output once more when it exits.
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, sys.stdout.fileno())
-
-
-def format_value(value: Any) -> str:
-    """Return a value as YAML writes it. A long one ends in dots."""
-    text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[:_LONGEST]}..."

@@ -1,4 +1,4 @@
-"""The laws as public checkers, for parts written elsewhere as well as our own."""
+"""Public checkers of the laws of components, for custom components as well as built-in ones."""
 
 from yamame.testing.goal_trajectories import goal_trajectories as goal_trajectories
 from yamame.testing.goal_trajectories import random_goal_trajectories as random_goal_trajectories

@@ -1,6 +1,4 @@
-"""How many tasks of an evaluation training meets, with what relabelling makes of its
-trajectories.
-"""
+"""Counts of the tasks of an evaluation that training meets, by itself or through relabelling."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -14,29 +12,33 @@ from yamame.checks import require
 from yamame.replay.packing import pack
 
 Task = Mapping[str, Tensor]
+"""Entries ``[R, ...]`` that describe R tasks."""
 Hash = Callable[[Task], Tensor]
-_AT_ONCE = 4096  # tasks that are drawn together
+"""Function that maps R tasks to int64 ``[R]``, equal for equal tasks."""
+
+_MAX_TASKS = 4096
+"""Largest number of tasks drawn at once, which bounds the memory of their entries."""
 
 
 class HasTasks(Protocol):
-    """Part of a `yamame_envs.BatchedEnv` that draws tasks and tells them apart."""
+    """Part of a `yamame_envs.BatchedEnv` that draws and hashes tasks."""
 
     def tasks_of(self, task_seed: Tensor) -> dict[str, Tensor]:
-        """The tasks ``[R, ...]`` of seeds ``[R]``."""
+        """Return the tasks ``[R, ...]`` of seeds ``[R]``."""
 
     def task_hash(self, task: Task) -> Tensor:
-        """Hashes ``[R]`` of tasks: equal for those that the split takes for the same."""
+        """Return hashes ``[R]`` of tasks, equal for tasks that the split does not distinguish."""
 
 
 class Overlap(NamedTuple):
     """Counts of `task_overlap`.
 
     Attributes:
-        trained: Different tasks that training draws.
-        evaluated: Different tasks of the evaluation.
+        trained: Number of different tasks that training draws.
+        evaluated: Number of different tasks in the evaluation.
         drawn: Share of the evaluation's tasks that training draws.
-        met: The same, with the tasks that relabelling makes of trajectories; None without
-            relabelling.
+        met: Share of the evaluation's tasks that training draws or that relabelling creates; None
+            without relabelling.
         layouts: Share of the evaluation's tasks whose layout training draws; None without
             ``layout_hash``.
     """
@@ -59,61 +61,60 @@ def task_overlap(
     layout_hash: Hash | None = None,
     entries: Sequence[str] | None = None,
 ) -> Overlap:
-    """Counts which tasks of an evaluation training meets.
+    """Count the tasks of an evaluation that training meets.
 
-    With ``entries`` the count does not depend on the hash that the split uses. So it shows whether
-    a description of the evaluation holds: ``["walls", "instruction"]`` for "new goals in known
+    With ``entries`` the count is independent of the hash that the split uses, so it shows whether
+    the evaluation is new in these entries: ``["walls", "instruction"]`` for "new goals in known
     mazes".
 
     Args:
-        training: Environment of training. With ``relabel`` it is played, by random actions, as many
-            tasks at once as it has envs, and must take ``task_seed`` in `reset`.
+        training: Environment of training. With ``relabel`` it runs episodes of random actions, one
+            task per env at once, and must accept ``task_seed`` in `reset`.
         evaluation: Environment of the evaluation.
         trained: Seeds ``[R]`` int64 of the tasks of training.
         evaluated: Seeds ``[E]`` int64 of the tasks of the evaluation.
-        relabel: Relabels whole trajectories ``[B, L]`` and keeps their order.
-        num_draws: How often each trajectory is relabelled.
-        layout_hash: Hashes a part of tasks, such as the walls of a maze, to count it too.
-        entries: Names of the entries of a task in which equal tasks agree; they are compared by
-            value. None: tasks are equal if ``task_hash`` is.
+        relabel: Function that relabels whole trajectories ``[B, L]`` and keeps their order.
+        num_draws: Number of times each trajectory is relabelled.
+        layout_hash: Hash of a part of a task, such as the walls of a maze, to count layouts too.
+        entries: Entries of a task that are compared by value; None to compare by ``task_hash``.
 
     Raises:
-        ValueError: There are no tasks, or fewer of training than ``training`` has envs; or tasks
-            lack one of ``entries``.
+        ArgumentError: ``trained`` or ``evaluated`` is empty, there are fewer trained tasks than
+            ``training`` has envs, or tasks lack one of ``entries``.
     """
-    require(
-        "task_overlap",
-        "tasks",
-        (len(trained), len(evaluated)),
-        min(len(trained), len(evaluated)) > 0,
-        "be some",
-    )
+    smaller = min(len(trained), len(evaluated))
+    require("task_overlap", "tasks", smaller, smaller > 0, "be at least 1 on each side")
+    numbering = None if entries is None else Numbering(entries)
     roster = evaluation.tasks_of(evaluated)
-    number_of = Numbering(entries) if entries is not None else None
-    wanted = (number_of or evaluation.task_hash)(roster)
-    identify = number_of or training.task_hash
-    met = [identify(training.tasks_of(part)) for part in trained.split(_AT_ONCE)]
-    drawn = torch.cat(met)
-    counted = Overlap(len(drawn.unique()), len(wanted.unique()), _share(wanted, drawn))
+    wanted = (numbering or evaluation.task_hash)(roster)
+    identify = numbering or training.task_hash
+    drawn = _hash_tasks(training, trained, identify)
+    num_trained = len(drawn.unique())
+    num_evaluated = len(wanted.unique())
+    overlap = Overlap(num_trained, num_evaluated, drawn=_share(wanted, drawn))
 
     if relabel is not None:
-        for part in _whole_batches(trained, training):
-            batch, task = _play(training, part), training.tasks_of(part)
+        met = [drawn]
+        for seeds in _whole_batches(trained, training):
+            batch = _play(training, seeds)
+            task = training.tasks_of(seeds)
             for _ in range(num_draws):
                 instruction = relabel(batch).get("goal")[:, 0]
-                met.append(identify({**task, "instruction": instruction}))
-        counted = counted._replace(met=_share(wanted, torch.cat(met)))
+                relabelled = {**task, "instruction": instruction}
+                met.append(identify(relabelled))
+        overlap = overlap._replace(met=_share(wanted, torch.cat(met)))
 
     if layout_hash is not None:
-        known = torch.cat(
-            [layout_hash(training.tasks_of(part)) for part in trained.split(_AT_ONCE)]
-        )
-        counted = counted._replace(layouts=_share(layout_hash(roster), known))
-    return counted
+        known = _hash_tasks(training, trained, layout_hash)
+        overlap = overlap._replace(layouts=_share(layout_hash(roster), known))
+    return overlap
 
 
 class Numbering:
-    """Numbers tasks by the values of some of their entries: equal tasks have the same number.
+    """Numbers of tasks by the values of some of their entries: equal tasks have equal numbers.
+
+    Args:
+        entries: Entries to compare.
 
     >>> number_of = Numbering(["a"])
     >>> number_of({"a": torch.tensor([3, 5, 3]), "b": torch.arange(3)}).tolist()
@@ -125,42 +126,52 @@ class Numbering:
         self._numbers: dict[bytes, int] = {}
 
     def __call__(self, task: Task) -> Tensor:
-        """Numbers of tasks ``[R, ...]``: ``[R]`` int64."""
+        """Return the numbers of tasks ``[R, ...]``: ``[R]`` int64."""
+        columns = []
         for name in self.entries:
-            require(
-                "task_overlap", "entries", self.entries, name in task, f"be among {sorted(task)}"
-            )
+            condition = f"be among {sorted(task)}"
+            require("task_overlap", "entries", self.entries, name in task, condition)
+            column = task[name].unsqueeze(-1).flatten(1)
+            columns.append(column.double())
 
-        columns = [task[name].unsqueeze(-1).flatten(1).double() for name in self.entries]
-        rows = torch.cat(columns, 1) + 0.0  # -0.0 equals 0.0, its bytes do not
-        numbers = [
-            self._numbers.setdefault(row.tobytes(), len(self._numbers))
-            for row in rows.cpu().numpy()
-        ]
+        # Rows are compared by their bytes, which differ for -0.0 and 0.0. The sum makes both 0.0.
+        rows = torch.cat(columns, 1) + 0.0
+        numbers = []
+        for row in rows.cpu().numpy():
+            new_number = len(self._numbers)
+            numbers.append(self._numbers.setdefault(row.tobytes(), new_number))
         return torch.tensor(numbers, dtype=torch.int64)
 
 
+def _hash_tasks(env: HasTasks, seeds: Tensor, identify: Hash) -> Tensor:
+    """Return the hashes ``[R]`` of the tasks of seeds ``[R]``."""
+    hashes = []
+    for part in seeds.split(_MAX_TASKS):
+        task = env.tasks_of(part)
+        hashes.append(identify(task))
+    return torch.cat(hashes)
+
+
 def _share(wanted: Tensor, known: Tensor) -> float:
-    return float(torch.isin(wanted, known).double().mean())
+    is_known = torch.isin(wanted, known)
+    return float(is_known.double().mean())
 
 
 def _whole_batches(seeds: Tensor, env: EnvBase) -> list[Tensor]:
-    """Seeds for every env at once; those that are left over are left out."""
+    """Return batches of one seed per env, without the seeds that do not fill a batch."""
     num_envs = env.batch_size.numel()
-    parts = [part for part in seeds.split(num_envs) if len(part) == num_envs]
-    require(
-        "task_overlap",
-        "tasks of training",
-        len(seeds),
-        bool(parts),
-        f"be at least {num_envs}, one for each env",
-    )
-    return parts
+    num_batches = len(seeds) // num_envs
+    condition = f"be at least {num_envs}, one for each env"
+    require("task_overlap", "tasks of training", len(seeds), num_batches > 0, condition)
+    return list(seeds.split(num_envs))[:num_batches]
 
 
 def _play(env: EnvBase, seeds: Tensor) -> TensorDict:
-    """One episode of random actions for each of the tasks, as whole trajectories ``[N, L]``."""
-    first = env.reset(TensorDict({"task_seed": seeds.unsqueeze(-1)}, env.batch_size))
-    steps = int(env.observation_spec["step_index"].space.high.max())
-    rollout = env.rollout(steps, auto_reset=False, tensordict=first, break_when_any_done=False)
+    """Return one episode of random actions per task, as whole trajectories ``[N, L]``."""
+    task = TensorDict({"task_seed": seeds.unsqueeze(-1)}, env.batch_size)
+    first = env.reset(task)
+    # No episode is longer than the largest timestep of the spec.
+    max_steps = int(env.observation_spec["step_index"].space.high.max())
+    # An env whose episode has ended continues with the others; `pack` drops these steps.
+    rollout = env.rollout(max_steps, auto_reset=False, tensordict=first, break_when_any_done=False)
     return pack(rollout, split=False)

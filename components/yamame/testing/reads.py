@@ -1,6 +1,4 @@
-"""Checks of captured computations: the memory that they read stays where it is, and replays see new
-values in it.
-"""
+"""Checks of captured computations: the memory that they read, and replays on the same memory."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,42 +11,38 @@ from torch.utils._pytree import tree_leaves
 
 from yamame.execution.capturing import Constant
 
-_NEW = ("empty", "new_", "zeros", "ones", "full", "rand", "scalar_tensor")
-"""Operations that take a tensor for its shape and dtype alone begin like this or end with
-``_like``.
-"""
+_CREATION_PREFIXES = ("empty", "new_", "zeros", "ones", "full", "rand", "scalar_tensor")
+"""Prefixes of operations that use only the shape and dtype of a tensor. Others end in ``_like``."""
 _READ_BACK = (Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__)
-"""Reads that are no operations, which a dispatch mode does not see."""
+"""Methods that read a tensor without an operation, unseen by a dispatch mode."""
 
 
 class DeclaredReads(TorchDispatchMode):
-    """Fails at an operation on a tensor that is neither declared nor made inside the context.
+    """Context that raises at an operation on a tensor neither declared nor made inside.
 
     A CUDA graph reads and writes the memory that it was captured with. A tensor that is replaced
     between two runs, such as a cached product of weights in a plain attribute, leaves the graph
-    with the old numbers, or with whatever the allocator puts there. So the tensors that were there
-    before a capture must be parameters, buffers, static inputs or optimizer state, all of them
-    declared, or `yamame.execution.capturing.Constant`.
+    with the old numbers, or with any data that the allocator puts there later. So every tensor made
+    before a capture must be declared (parameters, buffers, static inputs, optimizer state) or be a
+    `yamame.execution.capturing.Constant`.
 
-    A tensor of the host in an operation on a device is refused even where it is declared: its
-    number is baked in. So is memory of NumPy (``torch.from_numpy``) that is not declared, and a
+    A host tensor in an operation on a device raises even if it is declared, because its value is
+    baked into the graph. Undeclared memory of NumPy (``torch.from_numpy``) raises, and so does a
     random generator other than the default ones, which a graph does not advance.
 
-    Limitations. These are not seen:
+    Limitations. The following is not detected:
 
-    * Numbers of Python. One that changes between two runs is baked in, also one read back from a
-      declared tensor or from one made inside (``item``, ``tolist``, ``numpy``), and arrays that
-      ``torch.tensor`` copies. To find them, compare a `MemoryReplay` with a fresh run, as
-      `check_trajectory_encoder` does.
-    * Declared tensors that are replaced after the capture, such as a buffer that is assigned anew.
-      Compare their addresses.
-    * Parts of a tensor. Whoever declares a view declares the whole memory that it is a view of.
-    * Code that makes no calls of PyTorch's operators on tensors, such as a kernel that is launched
-      by itself.
+    * Python numbers. A number that changes between two runs is baked in, including numbers read
+      back from a tensor (``item``, ``tolist``, ``numpy``) and arrays that ``torch.tensor`` copies.
+      To find them, compare a `MemoryReplay` with a fresh run, as `check_trajectory_encoder` does.
+    * Declared tensors that are replaced after the capture, such as a reassigned buffer. To find
+      them, compare addresses.
+    * Parts of a tensor: declaring a view declares all memory of its base.
+    * Code that calls no PyTorch operator on tensors, such as a directly launched kernel.
 
     Args:
-        declared: Tensors that stay where they are, and whose memory may be read and written. Sparse
-            ones stand for their indices and values.
+        declared: Tensors that keep their address, and whose memory may be read and written. A
+            sparse tensor declares its indices and values.
 
     Raises:
         AssertionError: At the operation, so that the traceback shows its line.
@@ -57,27 +51,29 @@ class DeclaredReads(TorchDispatchMode):
     >>> weight, cached = torch.ones(3), torch.ones(3)
     >>> with DeclaredReads([weight]):
     ...     _ = (weight * 2).exp()
-    >>> with DeclaredReads([weight]):
+    >>> with DeclaredReads([weight]):  # doctest: +ELLIPSIS
     ...     _ = weight * cached
     Traceback (most recent call last):
-    AssertionError: aten.mul.Tensor reads a float32 tensor of shape [3], neither declared nor made
-    in the capture
+    AssertionError: aten.mul.Tensor reads a float32 tensor of shape [3], neither declared nor ...
     """
 
     def __init__(self, declared: Iterable[Tensor]) -> None:
         super().__init__()
-        self._declared = {_address(tensor) for tensor in _tensors((*declared, *Constant.tensors()))}
-        self._made: dict[int, Any] = {}  # storages, held so that no address is used twice
+        self._declared: set[int] = set()
+        for tensor in _tensors([*declared, *Constant.tensors()]):
+            self._declared.add(_address(tensor))
+        # Storages made inside, by address. They are kept alive so that no address is used twice.
+        self._made: dict[int, Any] = {}
         self._calls = _Calls(self._check)
 
     def __enter__(self) -> "DeclaredReads":
-        """Begins to watch."""
+        """Begin to watch operations and calls."""
         self._calls.__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        """Stops watching."""
+        """Stop watching."""
         super().__exit__(*exception)
         self._calls.__exit__(*exception)
 
@@ -88,40 +84,51 @@ class DeclaredReads(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Runs the operation and remembers what it made."""
+        """Check and run an operation, and record the tensors that it makes."""
+        kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
-        given = [*_tensors(args), *_tensors(kwargs)]
+        inputs = list(_tensors([args, kwargs]))
+        is_creation = name.startswith(_CREATION_PREFIXES) or name.endswith("_like")
         if name.startswith("lift"):
-            # A number in the code, or memory of NumPy, which PyTorch cannot resize.
-            self._check(
-                func, [tensor for tensor in given if not tensor.untyped_storage().resizable()]
-            )
-            self._remember(given)
-        elif not (func.is_view or name.startswith(_NEW) or name.endswith("_like")):
-            self._check(func, given)
-        results = func(*args, **(kwargs or {}))
-        before = {_address(tensor) for tensor in given}  # of which results may be views
-        self._remember(tensor for tensor in _tensors(results) if _address(tensor) not in before)
+            # The operation brings in a number from the code, or memory of NumPy, which is not
+            # resizable.
+            foreign = [tensor for tensor in inputs if not tensor.untyped_storage().resizable()]
+            self._check(func, foreign)
+            self._record(inputs)
+        elif not func.is_view and not is_creation:
+            # A view reads nothing by itself. It shares its address with the base, so operations on
+            # it are checked.
+            self._check(func, inputs)
+
+        results = func(*args, **kwargs)
+        input_addresses = {_address(tensor) for tensor in inputs}
+        for result in _tensors(results):
+            # A result in the memory of an input is a view of it or was written in place.
+            if _address(result) not in input_addresses:
+                self._record([result])
         return results
 
     def _check(self, func: object, tensors: list[Tensor]) -> None:
+        """Raise if one of the tensors that an operation reads is not allowed."""
         has_device = any(not tensor.is_cpu for tensor in tensors)
         for tensor in tensors:
-            if _address(tensor) in self._made or not tensor.numel():
+            address = _address(tensor)
+            if address in self._made or tensor.numel() == 0:
                 continue
-            what = f"{func} reads a {str(tensor.dtype).removeprefix('torch.')} tensor of shape {list(tensor.shape)}"
-            if _address(tensor) not in self._declared:
-                raise AssertionError(f"{what}, neither declared nor made in the capture")
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            read = f"{func} reads a {dtype} tensor of shape {list(tensor.shape)}"
+            if address not in self._declared:
+                raise AssertionError(f"{read}, neither declared nor made in the capture")
             if has_device and tensor.is_cpu:
-                raise AssertionError(f"{what} on the host, whose value is baked into the capture")
+                raise AssertionError(f"{read} on the host, whose value is baked into the capture")
 
-    def _remember(self, tensors: Iterable[Tensor]) -> None:
+    def _record(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             self._made[_address(tensor)] = tensor.untyped_storage()
 
 
 class _Calls(TorchFunctionMode):
-    """Checks methods that read tensors back without an operation, and generators."""
+    """Context that checks generators, and methods that read a tensor without an operation."""
 
     def __init__(self, check: Callable[[object, list[Tensor]], None]) -> None:
         super().__init__()
@@ -134,30 +141,26 @@ class _Calls(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Runs the call."""
+        """Check and run a call."""
         kwargs = kwargs or {}
         if func in _READ_BACK:
-            self._check_reads(f"Tensor.{func.__name__}", [*_tensors(args[0])])
+            self._check_reads(f"Tensor.{func.__name__}", list(_tensors(args[0])))
+        # Generators are checked here, because an operation receives another Python object for the
+        # same generator.
         generator = kwargs.get("generator")
-        # An operation gets another Python object for the same generator, so that it is known here
-        # alone.
-        if generator is not None and not any(
-            generator is default for default in _default_generators()
-        ):
-            raise AssertionError(
-                f"{func.__name__} draws from a generator that is not a default one"
-            )
+        if generator is not None and not _is_default(generator):
+            message = f"{func.__name__} draws from a generator that is not a default one"
+            raise AssertionError(message)
         return func(*args, **kwargs)
 
 
 class MemoryReplay(TorchDispatchMode):
-    """Notes the operations inside the context; `replay` runs them again on the same memory, as a
-    CUDA graph does.
+    """Context that records operations; `replay` runs them again on the same memory.
 
-    Operations find the values that are in their memory then, whatever Python objects hold in the
-    meantime, and numbers are those of the recording. A result that differs from a fresh run shows
-    what would be stale in a CUDA graph. It works on any device; a recording holds all intermediate
-    results.
+    As in a CUDA graph, operations read the values that their memory holds at the replay, whichever
+    tensors the attributes of modules refer to by then, and Python numbers are those of the
+    recording. A result that differs from a fresh run shows a value that would be stale in a CUDA
+    graph. It works on any device. A recording keeps all intermediate results.
 
     >>> import torch
     >>> weight, factor = torch.ones(2), 2.0
@@ -180,41 +183,49 @@ class MemoryReplay(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Runs the operation and notes it."""
+        """Run and record an operation."""
         kwargs = kwargs or {}
         results = func(*args, **kwargs)
-        self._operations.append((func, args, kwargs, [*_tensors(results)]))
+        self._operations.append((func, args, kwargs, list(_tensors(results))))
         return results
 
     @torch.no_grad()
     def replay(self) -> None:
-        """Runs the operations in their order; their results are written where they were in the
-        recording.
-        """
+        """Run the operations in order, and write their results to the recorded tensors."""
         for func, args, kwargs, results in self._operations:
             if func.is_view:
+                # The recorded view still refers to the memory of its base.
                 continue
-            given = {_address(tensor) for tensor in _tensors((args, kwargs))}
-            for old, new in zip(results, _tensors(func(*args, **kwargs)), strict=True):
-                if _address(old) not in given:  # otherwise the operation has written there itself
-                    old.copy_(new)
+            input_addresses = {_address(tensor) for tensor in _tensors([args, kwargs])}
+            new_results = _tensors(func(*args, **kwargs))
+            for recorded, new in zip(results, new_results, strict=True):
+                # An operation in place has written to its memory itself.
+                if _address(recorded) not in input_addresses:
+                    recorded.copy_(new)
 
 
-def _default_generators() -> tuple[torch.Generator, ...]:
-    return torch.default_generator, *torch.cuda.default_generators
+def _is_default(generator: torch.Generator) -> bool:
+    defaults = (torch.default_generator, *torch.cuda.default_generators)
+    return any(generator is default for default in defaults)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in a structure, sparse ones as the dense tensors that they consist of."""
+    """Yield the tensors of a nested structure, and the dense components of sparse ones."""
     for leaf in tree_leaves(value):
         if not isinstance(leaf, Tensor):
             continue
         if leaf.layout is torch.sparse_coo:
-            yield from (leaf._indices(), leaf._values())
+            # The public methods demand a coalesced tensor.
+            yield leaf._indices()
+            yield leaf._values()
         elif leaf.layout in (torch.sparse_csr, torch.sparse_bsr):
-            yield from (leaf.crow_indices(), leaf.col_indices(), leaf.values())
+            yield leaf.crow_indices()
+            yield leaf.col_indices()
+            yield leaf.values()
         elif leaf.layout in (torch.sparse_csc, torch.sparse_bsc):
-            yield from (leaf.ccol_indices(), leaf.row_indices(), leaf.values())
+            yield leaf.ccol_indices()
+            yield leaf.row_indices()
+            yield leaf.values()
         else:
             yield leaf
 
@@ -222,6 +233,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def _address(tensor: Tensor) -> int:
     """Return the address of a tensor's memory, which views share."""
     storage = tensor.untyped_storage()
-    return (
-        storage.data_ptr() or storage._cdata
-    )  # without memory, as on the meta device, the storage itself
+    address: int = storage.data_ptr()
+    if address == 0:
+        # A tensor without memory, as on the meta device, is identified by its storage object.
+        address = storage._cdata
+    return address

@@ -1,5 +1,7 @@
-"""The laws of hindsight relabelling as a checker for any relabeller, in the manner of
-`check_env_specs`.
+"""Checker of the laws of hindsight relabelling, for any relabeller.
+
+Shapes: B trajectories, L timesteps, K goals of size d in an instruction, M goals that may hold at
+once.
 """
 
 from collections.abc import Callable
@@ -13,19 +15,27 @@ from yamame.goals import GOAL_TOLERANCE, advance, num_goals, show
 from yamame.replay.hindsight import RelabelKeys
 
 
-class _Trajectories(NamedTuple):
-    """What an instruction pays along given trajectories, found by stepping through them."""
+class _Progress(NamedTuple):
+    """Progress of given trajectories through an instruction.
+
+    Attributes:
+        instruction: ``[B, K, d]``.
+        active: ``[B, L]`` int64, number of goals completed so far.
+        arrived: ``[B, L]`` bool, timesteps at which a goal is completed.
+        end: ``[B, 1]`` int64, timestep at which the last goal is completed; L if it never is.
+        mask: ``[B, L]`` bool, real timesteps up to ``end``.
+    """
 
     instruction: Tensor
-    """``[B, K, d]``."""
     active: Tensor
-    """``[B, L]`` goals completed by then."""
     arrived: Tensor
-    """``[B, L]`` bool, a goal was completed on arrival."""
     end: Tensor
-    """``[B, 1]`` the timestep at which the last goal was completed, L if it never was."""
     mask: Tensor
-    """``[B, L]`` real timesteps, none after ``end``."""
+
+    @property
+    def is_completed(self) -> Tensor:
+        """Trajectories that complete their last goal, ``[B, 1]`` bool."""
+        return self.end < self.mask.shape[1]
 
 
 def check_relabeller(
@@ -37,222 +47,256 @@ def check_relabeller(
     shortens: bool = False,
     keys: RelabelKeys | None = None,
 ) -> None:
-    """Checks that a relabeller keeps the laws of hindsight relabelling on a batch of whole
-    trajectories.
+    """Check that a relabeller satisfies the laws of hindsight relabelling on a batch.
 
-    Every new instruction is replayed one step at a time with `yamame.goals.advance`, and the output
-    must be what an environment would have emitted under it. Instructions are read from the first
-    timestep of the output, so future goals must not be hidden.
+    Every new instruction is replayed step by step with `yamame.goals.advance`, and the output must
+    equal the batch that an environment would have returned under it. Instructions are read from the
+    first timestep of the output, so future goals must not be hidden.
 
     Args:
-        relabel: From a batch to the relabelled batch.
-        batch: ``[B, L]`` right-padded trajectories of an environment with goals, as replay returns
-            them.
-        num_draws: How often to relabel.
-        identity: Demand that nothing changes at all.
-        shortens: The relabeller may drop goals of an instruction, so even trajectories that
-            succeeded may change.
-        keys: Names of the entries.
+        relabel: Function that maps a batch to the relabelled batch.
+        batch: ``[B, L]`` right-padded whole trajectories of an environment with goals, as replay
+            returns them.
+        num_draws: Number of times the batch is relabelled.
+        identity: Require that nothing changes.
+        shortens: Allow instructions with fewer goals, also for trajectories that succeeded.
+        keys: Names of the entries; None for the defaults.
 
     Raises:
-        AssertionError: With a sentence on the law that is broken, and where.
+        AssertionError: A law is broken. The message names the law, and the first place where the
+            output differs.
+
+    >>> from yamame.replay import Relabel
+    >>> from yamame.testing import random_goal_trajectories
+    >>> check_relabeller(Relabel("some"), random_goal_trajectories(8))
     """
     keys = RelabelKeys() if keys is None else keys
     before = batch.clone()
     given = _step_through(batch.get(keys.goal)[:, 0], batch, keys)
     for _ in range(num_draws):
         out = relabel(batch)
-        _same_batch(batch, before, "the relabeller must not change its input")
+        _require_same_batch(batch, before, "the relabeller must not change its input")
         if identity:
-            _same_batch(out, batch, "nothing may change")
+            _require_same_batch(out, batch, "nothing may change")
             continue
+        # The structure comes first: the other checks read entries by name and shape.
         _check_structure(out, batch, keys)
         new = _step_through(out.get(keys.goal)[:, 0], batch, keys)
         _check_instruction(new, given, batch, shortens, keys)
-        _check_rewritten(out, new, batch, keys)
-        _check_untouched(out, new, batch, keys)
+        _check_progress(out, new, keys)
+        _check_ends(out, new, batch, keys)
+        _check_other_entries(out, new, batch, keys)
+        # Padding is compared only here: in rewritten trajectories it may hold anything.
         same = _unchanged(new, given)
         law = "a trajectory that keeps its instruction must stay as it was"
-        _same_batch(out[same], batch[same][:, : out.shape[1]], law)
+        _require_same_batch(out[same], batch[same][:, : out.shape[1]], law)
 
 
-def _step_through(instruction: Tensor, batch: TensorDictBase, keys: RelabelKeys) -> _Trajectories:
-    achieved, achieved_mask = batch.get(keys.achieved), batch.get(keys.achieved_mask)
+def _step_through(instruction: Tensor, batch: TensorDictBase, keys: RelabelKeys) -> _Progress:
+    """Follow an instruction ``[B, K, d]`` along the trajectories of a batch ``[B, L]``."""
+    achieved = batch.get(keys.achieved)
+    achieved_mask = batch.get(keys.achieved_mask)
     mask = _flat(batch, keys.mask)
-    num_steps = mask.shape[1]
+    length = mask.shape[1]
     active = torch.zeros_like(mask, dtype=torch.int64)
     arrived = torch.zeros_like(mask)
-    for t in range(1, num_steps):
-        after, reward = advance(instruction, active[:, t - 1], achieved[:, t], achieved_mask[:, t])
-        arrived[:, t] = (reward > 0) & mask[:, t]
-        active[:, t] = torch.where(mask[:, t], after, active[:, t - 1])
-    unfinished = active < num_goals(instruction).unsqueeze(-1)
-    length = mask.sum(-1, keepdim=True)
-    end = unfinished.sum(-1, keepdim=True)
-    end = torch.where((end < length) & (end > 0), end, num_steps)
-    step = torch.arange(num_steps, device=mask.device)
-    return _Trajectories(instruction, active, arrived, end, mask & (step <= end))
+    # Goals that hold at the first timestep never count.
+    for t in range(1, length):
+        is_real = mask[:, t]
+        before = active[:, t - 1]
+        after, reward = advance(instruction, before, achieved[:, t], achieved_mask[:, t])
+        arrived[:, t] = (reward > 0) & is_real
+        active[:, t] = torch.where(is_real, after, before)
+
+    is_unfinished = active < num_goals(instruction).unsqueeze(-1)
+    # The number of unfinished timesteps is the index of the first finished one.
+    end = is_unfinished.sum(-1, keepdim=True)
+    num_real = mask.sum(-1, keepdim=True)
+    # Without goals, a trajectory is finished from the start and ends with its mask.
+    is_completed = (end < num_real) & (end > 0)
+    end = torch.where(is_completed, end, length)
+    step = torch.arange(length, device=mask.device)
+    return _Progress(instruction, active, arrived, end, mask & (step <= end))
 
 
 def _check_structure(out: TensorDictBase, batch: TensorDictBase, keys: RelabelKeys) -> None:
+    """Check keys, shapes and dtypes, and that the output is right-padded."""
     names = set(batch.keys(True, True))
-    _law(
-        set(out.keys(True, True)) == names,
-        "the output must hold the keys of the input, and no others",
-    )
-    same_number = out.ndim == 2 and out.shape[0] == batch.shape[0]
-    _law(same_number, "the output must hold as many sequences as the input")
-    _law(out.shape[1] <= batch.shape[1], "sequences must not become longer")
+    has_names = set(out.keys(True, True)) == names
+    _require(has_names, "the output must hold the keys of the input, and no others")
+    has_rows = out.ndim == 2 and out.shape[0] == batch.shape[0]
+    _require(has_rows, "the output must hold as many sequences as the input")
+    _require(out.shape[1] <= batch.shape[1], "sequences must not become longer")
+
     for name in names:
-        same = out.get(name).dtype == batch.get(name).dtype
-        same &= out.get(name).shape[2:] == batch.get(name).shape[2:]
-        _law(same, f"{name!r} must keep its dtype and the shape of an item")
+        value = out.get(name)
+        old = batch.get(name)
+        is_same = value.dtype == old.dtype and value.shape[2:] == old.shape[2:]
+        _require(is_same, f"{name!r} must keep its dtype and the shape of an item")
+
     mask = _flat(out, keys.mask)
-    _law(bool((mask[:, 1:] <= mask[:, :-1]).all()), "no real step may follow padding")
+    is_padded_right = bool((mask[:, 1:] <= mask[:, :-1]).all())
+    _require(is_padded_right, "no real timestep may follow padding")
 
 
 def _check_instruction(
-    new: _Trajectories,
-    given: _Trajectories,
+    new: _Progress,
+    given: _Progress,
     batch: TensorDictBase,
     shortens: bool,
     keys: RelabelKeys,
 ) -> None:
-    achieved = batch.get(keys.achieved)[:, 1:]
-    real = batch.get(keys.achieved_mask)[:, 1:] & _flat(batch, keys.mask)[:, 1:, None]
-    known = (new.instruction == given.instruction).all(-1)
-    near = (
-        achieved.flatten(1, 2).unsqueeze(1) - new.instruction.unsqueeze(2)
-    ).abs() < GOAL_TOLERANCE
-    known |= (near.all(-1) & real.flatten(1, 2).unsqueeze(1)).any(-1)
-    used = torch.arange(known.shape[1], device=known.device) < num_goals(new.instruction).unsqueeze(
-        -1
-    )
-    _same(
-        known | ~used,
-        torch.ones_like(known),
-        "a new goal must be an old one, or achieved after the start",
-    )
-    lengths, old_lengths = num_goals(new.instruction), num_goals(given.instruction)
-    completed, old_completed = new.arrived.sum(-1), given.arrived.sum(-1)
+    """Check that new instructions consist of possible goals, and are completed further."""
+    # Goals achieved at the first timestep may not be used: an environment never rewards them.
+    achieved = batch.get(keys.achieved)[:, 1:].flatten(1, 2)  # [B, (L - 1) M, d]
+    is_real = _flat(batch, keys.mask)[:, 1:]
+    is_achieved = batch.get(keys.achieved_mask)[:, 1:] & is_real.unsqueeze(-1)
+    difference = achieved.unsqueeze(1) - new.instruction.unsqueeze(2)  # [B, K, (L - 1) M, d]
+    is_near = (difference.abs() < GOAL_TOLERANCE).all(-1)
+    was_achieved = (is_near & is_achieved.flatten(1, 2).unsqueeze(1)).any(-1)  # [B, K]
+    was_given = (new.instruction == given.instruction).all(-1)
+
+    num_new = num_goals(new.instruction)
+    num_given = num_goals(given.instruction)
+    slot = torch.arange(new.instruction.shape[1], device=num_new.device)
+    is_unused = slot >= num_new.unsqueeze(-1)
+    law = "a new goal must be an old one, or achieved after the start"
+    _require_everywhere(was_achieved | was_given | is_unused, law)
+
+    completed = new.arrived.sum(-1)
+    previously = given.arrived.sum(-1)
     if shortens:
-        _law(bool((lengths <= old_lengths).all()), "an instruction must not gain goals")
-        enough = completed >= torch.minimum(old_completed, lengths)
+        law = "an instruction must not gain goals"
+        _require_everywhere(num_new <= num_given, law)
+        # Dropped goals cannot be completed any more.
+        is_further = completed >= torch.minimum(previously, num_new)
     else:
-        _same(lengths, old_lengths, "an instruction must keep its number of goals")
-        changed = ~_unchanged(new, given)
-        enough = completed >= old_completed + changed
-        succeeded = given.end.squeeze(-1) < given.mask.shape[1]
-        _same(
-            changed & succeeded,
-            torch.zeros_like(changed),
-            "whoever succeeded must keep the instruction",
-        )
-    _same(
-        enough,
-        torch.ones_like(enough),
-        "a new instruction must be carried out further than the old one",
-    )
+        _require_equal(num_new, num_given, "an instruction must keep its number of goals")
+        is_changed = ~_unchanged(new, given)
+        is_further = completed >= previously + is_changed
+        has_succeeded = given.is_completed.squeeze(-1)
+        law = "a trajectory that succeeded must keep its instruction"
+        _require_everywhere(~(is_changed & has_succeeded), law)
+    _require_everywhere(is_further, "a new instruction must be completed further than the old one")
 
 
-def _check_rewritten(
-    out: TensorDictBase, new: _Trajectories, batch: TensorDictBase, keys: RelabelKeys
-) -> None:
+def _check_progress(out: TensorDictBase, new: _Progress, keys: RelabelKeys) -> None:
+    """Check mask, goals and rewards."""
     length = out.shape[1]
-    _law(
-        not bool(new.mask[:, length:].any()),
-        "the output must not be shorter than its longest trajectory",
-    )
-    real = new.mask[:, :length]
-    _same(
-        _flat(out, keys.mask),
-        real,
-        "the mask must end where the last goal is completed, and only there",
-    )
+    is_cut = bool(new.mask[:, length:].any())
+    _require(not is_cut, "the output must not be shorter than its longest trajectory")
+    is_real = new.mask[:, :length]
+    law = "the mask must end where the last goal is completed, and only there"
+    _require_equal(_flat(out, keys.mask), is_real, law)
+
     goal = show(new.instruction.unsqueeze(1), new.active)[:, :length]
-    _same(
-        out.get(keys.goal),
-        goal,
-        "goals must show as completed from the step that completes them",
-        real,
-    )
-    arrived = new.arrived[:, :length]
-    leaving = torch.cat([arrived[:, 1:] & real[:, 1:], torch.zeros_like(arrived[:, :1])], 1)
+    law = "goals must show as completed from the timestep that completes them"
+    _require_equal(out.get(keys.goal), goal, law, is_real)
+
+    # The transition that leaves t is rewarded for the goal completed at t + 1.
+    arrived = new.arrived[:, :length] & is_real
+    expected = torch.zeros_like(arrived)
+    expected[:, :-1] = arrived[:, 1:]
     reward = _flat(out, keys.reward)
-    message = "a reward must be 1 where the transition completes a goal, else 0"
-    _same(reward, leaving.to(reward.dtype), message)
+    law = "a reward must be 1 where the transition completes a goal, else 0"
+    _require_equal(reward, expected.to(reward.dtype), law)
+
     prev_reward = out.get(keys.prev_reward, None)
     if prev_reward is not None:
-        shifted = torch.cat([torch.zeros_like(reward[:, :1]), reward[:, :-1]], 1)
-        message = "the previous reward must be the reward of the transition before"
-        _same(prev_reward.reshape(reward.shape), shifted, message, real)
-    step = torch.arange(length, device=real.device)
-    complete = new.end < new.mask.shape[1]
-    finish = complete & (step == new.end - 1)
-    terminated = torch.where(complete, finish, _flat(batch, keys.terminated)[:, :length])
-    message = "terminated must be True once, where the last goal is completed, else as it was"
-    _same(_flat(out, keys.terminated), terminated, message)
+        shifted = torch.zeros_like(reward)
+        shifted[:, 1:] = reward[:, :-1]
+        law = "the previous reward must be the reward of the transition before"
+        _require_equal(prev_reward.reshape(reward.shape), shifted, law, is_real)
+
+
+def _check_ends(
+    out: TensorDictBase, new: _Progress, batch: TensorDictBase, keys: RelabelKeys
+) -> None:
+    """Check the flags of the ends of episodes; ``success``, ``done``, ``truncated`` if present."""
+    length = out.shape[1]
+    step = torch.arange(length, device=new.end.device)
+    is_finish = new.is_completed & (step == new.end - 1)
+    terminated = _flat(out, keys.terminated)
+    before = _flat(batch, keys.terminated)[:, :length]
+    expected = torch.where(new.is_completed, is_finish, before)
+    law = "terminated must be True once, where the last goal is completed, else as it was"
+    _require_equal(terminated, expected, law)
+
     if out.get(keys.success, None) is not None:
-        _same(
-            _flat(out, keys.success),
-            finish,
-            "success must be True where the last goal is completed",
-        )
+        law = "success must be True where the last goal is completed"
+        _require_equal(_flat(out, keys.success), is_finish, law)
     if out.get(keys.done, None) is not None:
-        ends = _flat(out, keys.terminated)
+        ends = terminated
         if out.get(keys.truncated, None) is not None:
             ends = ends | _flat(out, keys.truncated)
-        _same(_flat(out, keys.done), ends, "done must be terminated or truncated")
+        law = "done must be terminated or truncated"
+        _require_equal(_flat(out, keys.done), ends, law)
 
 
-def _check_untouched(
-    out: TensorDictBase, new: _Trajectories, batch: TensorDictBase, keys: RelabelKeys
+def _check_other_entries(
+    out: TensorDictBase, new: _Progress, batch: TensorDictBase, keys: RelabelKeys
 ) -> None:
-    """All other entries are as they were, but zero where the trajectory was cut off."""
+    """Check that all entries are zero beyond the new end, and others unchanged before it."""
     length = out.shape[1]
     was_real = _flat(batch, keys.mask)[:, :length]
     step = torch.arange(length, device=was_real.device)
     rewritten = {keys.goal, keys.mask, keys.prev_reward}
     rewritten |= {keys.reward, keys.terminated, keys.done, keys.success}
     for name in batch.keys(True, True):
-        value, old = out.get(name), batch.get(name)[:, :length]
-        leaves = name == keys.action or (isinstance(name, tuple) and name[0] == "next")
-        cut = was_real & ((step >= new.end) if leaves else (step > new.end))
-        message = f"{name!r} must be zero where the trajectory was cut off"
-        _same(value, torch.zeros_like(value), message, cut)
+        value = out.get(name)
+        old = batch.get(name)[:, :length]
+        # No transition leaves the last timestep, so these entries are cut one timestep earlier.
+        is_of_transition = name == keys.action or (isinstance(name, tuple) and name[0] == "next")
+        is_beyond = step >= new.end if is_of_transition else step > new.end
+        is_cut = was_real & is_beyond
+        law = f"{name!r} must be zero where the trajectory was cut off"
+        _require_equal(value, torch.zeros_like(value), law, is_cut)
         if name not in rewritten:
-            _same(value, old, f"{name!r} must stay as it was", was_real & ~cut)
+            _require_equal(value, old, f"{name!r} must stay as it was", was_real & ~is_cut)
 
 
-def _unchanged(new: _Trajectories, given: _Trajectories) -> Tensor:
-    return (new.instruction == given.instruction).flatten(1).all(-1)
+def _unchanged(new: _Progress, given: _Progress) -> Tensor:
+    """Return the trajectories that keep their instruction, ``[B]`` bool."""
+    is_same = new.instruction == given.instruction
+    return is_same.flatten(1).all(-1)
 
 
-def _same_batch(got: TensorDictBase, want: TensorDictBase, law: str) -> None:
-    names = set(want.keys(True, True))
-    _law(
-        set(got.keys(True, True)) == names and got.shape == want.shape,
-        f"{law}: keys or shape differ",
-    )
+def _require_same_batch(actual: TensorDictBase, expected: TensorDictBase, law: str) -> None:
+    names = set(expected.keys(True, True))
+    has_names = set(actual.keys(True, True)) == names
+    has_shape = actual.shape == expected.shape
+    _require(has_names and has_shape, f"{law}: keys or shape differ")
     for name in names:
-        _law(torch.equal(got.get(name), want.get(name)), f"{law}: {name!r} differs")
+        is_equal = torch.equal(actual.get(name), expected.get(name))
+        _require(is_equal, f"{law}: {name!r} differs")
 
 
-def _same(got: Tensor, want: Tensor, law: str, where: Tensor | None = None) -> None:
-    wrong = got != want
+def _require_equal(actual: Tensor, expected: Tensor, law: str, where: Tensor | None = None) -> None:
+    """Raise, with the first difference, unless tensors are equal where ``where [B, L]`` is True."""
+    is_wrong = actual != expected
     if where is not None:
-        wrong &= where.reshape(*where.shape, *[1] * (wrong.ndim - where.ndim))
-    if bool(wrong.any()):
-        index = tuple(wrong.nonzero()[0].tolist())
-        raise AssertionError(
-            f"{law}: at {index} expected {want[index].item()}, got {got[index].item()}"
-        )
+        trailing = [1] * (is_wrong.ndim - where.ndim)
+        is_wrong &= where.reshape(*where.shape, *trailing)
+    if not bool(is_wrong.any()):
+        return
+    index = tuple(is_wrong.nonzero()[0].tolist())
+    expected_value = expected[index].item()
+    actual_value = actual[index].item()
+    raise AssertionError(f"{law}: at {index} expected {expected_value}, got {actual_value}")
 
 
-def _law(holds: bool, law: str) -> None:
+def _require_everywhere(holds: Tensor, law: str) -> None:
+    """Raise, with the first index that fails, unless a bool tensor is True everywhere."""
+    if not bool(holds.all()):
+        index = tuple((~holds).nonzero()[0].tolist())
+        raise AssertionError(f"{law}: violated at {index}")
+
+
+def _require(holds: bool, law: str) -> None:
     if not holds:
         raise AssertionError(law)
 
 
 def _flat(batch: TensorDictBase, key: NestedKey) -> Tensor:
+    """Return an entry with one number per timestep as ``[B, L]``."""
     return batch.get(key).reshape(batch.shape)

@@ -1,4 +1,4 @@
-"""Reading what runs left in an MLflow store, as plain data and files; nothing is written there."""
+"""Reader of runs in an MLflow store, as plain data and files. It never writes there."""
 
 import fnmatch
 import math
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Axis = Literal["env_steps", "updates", "cpu_s", "wall_s"]
-"""What a run gets further in."""
+"""Units in which the progress of a run is measured."""
 AXIS_TAG = "axis"
-"""Tag of a run with what the steps of its metrics count, where these are not environment steps."""
+"""Tag with the unit of a run's metric steps, if they are not environment steps."""
 FOLDER_TAG = "folder"
 COMMAND_TAG = "command"
-"""Tag of a run with the command line that started it."""
+"""Tag with the command line of a run."""
 CHANGED_TAG = "changed_between_sessions"
-"""Tag of a run that was resumed on another machine, revision or with other settings: what differs,
-with all values.
+"""Tag of a run that was resumed on a different machine, revision or with different settings, with
+the values of each session.
 """
 PREFIXES = ("eval/", "train/", "cost/")
-"""Beginnings of the metrics that are read."""
+"""Prefixes of the metrics that are read."""
 _RUNS_PER_PAGE = 1000
 _LARGEST = 1e300
-"""MLflow stores an infinity as a number beyond it."""
+"""MLflow stores an infinity as a larger number."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,18 @@ class MetricHistory:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """A run.
+    """Settings, tags and metrics of a run.
 
     Attributes:
         run_id: MLflow's id.
-        name: Its name, not always unique.
+        name: Name, not always unique.
         status: ``FINISHED``, ``FAILED``, ``KILLED``, ``RUNNING``.
-        started_ms: When it began, milliseconds since 1970.
+        started_ms: Start time in milliseconds since 1970.
         params: Flat configuration, as text.
-        tags: MLflow's and ours.
-        metrics: Name to history, for the names that begin with one of `PREFIXES`.
-        page: Its address in MLflow.
-        problem: Reason why its metrics could not be read; empty for a good run.
+        tags: Tags of MLflow and of Yamame.
+        metrics: Histories by name, for names that begin with one of `PREFIXES`.
+        page: Address of the run's page in MLflow.
+        problem: Reason why the metrics could not be read; empty if they could.
     """
 
     run_id: str
@@ -81,31 +81,31 @@ class RunHistory:
 
     @property
     def folder(self) -> Path | None:
-        """Its directory, where that is on this machine."""
+        """Directory of the run; None if it is not on this machine."""
         path = Path(self.tags.get(FOLDER_TAG, ""))
         return path if path.is_absolute() and path.is_dir() else None
 
     @property
     def seed(self) -> str:
-        """The seed, as text."""
+        """Seed, as text."""
         return self.params.get("seed", "?")
 
     @property
     def axis(self) -> Axis:
-        """What its steps are."""
+        """Unit of the metric steps."""
         return "updates" if self.tags.get(AXIS_TAG) == "updates" else "env_steps"
 
 
 @dataclass(frozen=True)
 class RunReader:
-    """Reads one experiment of an MLflow store; writes nothing. Made by `open`."""
+    """Reader of one experiment of an MLflow store; use `open` to create one."""
 
     client: "MlflowClient"
     experiment_id: str
 
     @classmethod
     def open(cls, tracking_uri: str, experiment: str) -> "RunReader":
-        """Looks the experiment up.
+        """Look up an experiment.
 
         Raises:
             UsageError: There is no such database, or no such experiment in it.
@@ -121,13 +121,13 @@ class RunReader:
         return cls(client, entry.experiment_id)
 
     def read(self, wanted: Sequence[str] | str | None = None) -> list[RunHistory]:
-        """The runs, oldest first; parents of sweeps are no runs.
+        """Return the runs, oldest first, without the parent runs of sweeps.
 
         Args:
-            wanted: Names, patterns of names (``*``, ``?``) or ids, or a single one; None for all.
+            wanted: Names, patterns of names (``*``, ``?``) or ids, or a single one; None selects all.
 
         Raises:
-            UsageError: There is no run, none is asked for, or an entry matches none.
+            UsageError: There is no run, ``wanted`` is empty, or an entry matches no run.
         """
         patterns = [wanted] if isinstance(wanted, str) else ["*"] if wanted is None else wanted
         if not patterns:
@@ -144,9 +144,7 @@ class RunReader:
         ]
 
     def artifact(self, run_id: str, name: str) -> bytes | None:
-        """The content of an artifact; None where the run has none of this name or its files are
-        gone.
-        """
+        """Return the content of an artifact; None if the run does not have it."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -241,7 +239,7 @@ def _points_in_database(
 
 
 def is_named(name: str, pattern: str) -> bool:
-    """Whether a name is, or fits, a pattern (``*``, ``?``)."""
+    """Return whether a name matches a pattern (``*``, ``?``)."""
     return name == pattern or fnmatch.fnmatchcase(name, pattern)
 
 
@@ -250,13 +248,13 @@ def _matches(run: "Run", pattern: str) -> bool:
 
 
 def download_artifacts(tracking_uri: str, run_id: str, folder: str, target: Path) -> list[Path]:
-    """Copies the files of an artifact folder of a run, sorted by name.
+    """Copy the files of an artifact folder of a run, sorted by name.
 
     Args:
-        tracking_uri: The store.
-        run_id: The run.
-        folder: The artifact folder; one that is not there has no files.
-        target: Local directory for the copies.
+        tracking_uri: Address of the store.
+        run_id: MLflow's id of the run.
+        folder: Artifact folder. A folder that does not exist has no files.
+        target: Local directory of the copies.
 
     Raises:
         UsageError: There is no such store, or no such run in it.
@@ -278,12 +276,11 @@ def download_artifacts(tracking_uri: str, run_id: str, folder: str, target: Path
 
 
 def _connect_to_existing(tracking_uri: str, problem: str) -> "MlflowClient":
-    """A client of a store; MLflow would make a database that is missing, which is refused with the
-    problem instead.
-    """
+    """Return a client of a store; raise ``problem`` if its database does not exist."""
+    # MLflow would create a missing database.
     database = database_of(tracking_uri)
     if database is not None and not database.is_file():
         raise UsageError(problem)
-    # There are thousands of requests, and no spool behind them.
+    # A report makes thousands of requests and can be repeated, so failures are reported early.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     return connect(absolute_uri(tracking_uri))

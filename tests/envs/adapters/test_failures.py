@@ -27,7 +27,7 @@ FAULTS = {
     RAISE: r"ZeroDivisionError: broken on purpose",
     NAN: r"observation must be finite, got \[",
     ENDLESS: r"reward must be finite, got inf",
-    SHAPE: r"ValueError: observation must have shape \(4,\), got \(3,\)",
+    SHAPE: r"SpaceError: observation must have shape \(4,\), got \(3,\)",
     -1: r"action -1 is out of bounds",
     10: r"action 10 is out of bounds",
 }

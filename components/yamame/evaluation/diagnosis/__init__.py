@@ -1,6 +1,4 @@
-"""What an agent's memory holds and what its decisions take from it, measured on recorded
-episodes.
-"""
+"""Diagnoses of an agent's memory, measured on recorded episodes."""
 
 from yamame.evaluation.diagnosis.episodes import record_episodes as record_episodes
 from yamame.evaluation.diagnosis.probes import ProbeCurve as ProbeCurve

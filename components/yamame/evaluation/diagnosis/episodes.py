@@ -1,16 +1,16 @@
-"""Episodes as an agent's trajectory encoder met them: what every diagnosis of memory reads.
+"""Recorded episodes, with the encodings that the agent's trajectory encoder read.
 
-===============  ================  ========  ===============================================================
+===============  ================  ========  ===================================================
 key              shape             dtype     meaning
-===============  ================  ========  ===============================================================
-``features``     ``[E, T, F]``     float     what the timestep encoder made of each timestep
+===============  ================  ========  ===================================================
+``features``     ``[E, T, F]``     float     output of the timestep encoder
 ``step_index``   ``[E, T, 1]``     int64     timestep inside the episode
 ``is_init``      ``[E, T, 1]``     bool      the episode begins here
 ``mask``         ``[E, T, 1]``     bool      the timestep belongs to the episode
-``action``       ``[E, T, A]``     float     what the agent did, encoded
-``action_mask``  ``[E, T, A]``     bool      allowed actions, where the environment tells
-``hidden``       ``[E, T, H]``     float     what the agent does not see, where the environment shows it
-===============  ================  ========  ===============================================================
+``action``       ``[E, T, A]``     float     action of the agent, encoded
+``action_mask``  ``[E, T, A]``     bool      allowed actions, if the environment emits them
+``hidden``       ``[E, T, H]``     float     hidden variables, if the environment emits them
+===============  ================  ========  ===================================================
 """
 
 from typing import Any
@@ -22,76 +22,89 @@ from torchrl.envs import EnvBase
 from torchrl.modules import set_recurrent_mode
 
 from yamame.agent import InContextAgent
-from yamame.checks import require, require_at_least
+from yamame.checks import PositiveInt, check_bounds, require
 from yamame.evaluation.held_out import act, acting, fresh_copy
 
-_KEPT = ("step_index", "is_init", "action_mask", "hidden")
+_STORED = ("step_index", "is_init", "action_mask", "hidden")
 
 
+@check_bounds
 def record_episodes(
     agent: InContextAgent,
     env: EnvBase,
     *,
     gamma_index: int = -1,
-    max_steps: int | None = None,
+    max_steps: PositiveInt | None = None,
     greedy: bool = False,
     seed: int = 0,
 ) -> TensorDict:
-    """Plays the first episode of every env, as `yamame.evaluation.evaluate` does, and keeps its
-    encodings.
+    """Play the first episode of every env, as `yamame.evaluation.evaluate` does, and record it.
 
     Args:
-        agent: Who plays; a copy of it acts. What it does not read, as ``hidden``, is recorded and
-            not seen.
+        agent: Agent, of which a copy acts. It does not see entries that its encoders do not read,
+            such as ``hidden``.
         env: Environment ``[E]``; seeded, and left in mid-episode.
-        gamma_index: Which of the agent's policies acts.
+        gamma_index: Index of the agent's policy that acts.
         max_steps, greedy, seed: As for `yamame.evaluation.evaluate`.
 
     Returns:
         ``[E, T]``, see the module; the longest episode comes first.
 
     Raises:
-        ValueError: If ``env`` has not one batch dimension, or ``max_steps`` is not positive.
+        ArgumentError: ``env`` has not one batch dimension, or ``max_steps`` is not positive.
     """
-    require(
-        "record_episodes",
-        "env",
-        tuple(env.batch_size),
-        env.batch_dims == 1,
-        "have one batch dimension",
-    )
-    require_at_least("record_episodes", 1, max_steps=1 if max_steps is None else max_steps)
+    shape = tuple(env.batch_size)
+    require("record_episodes", "env", shape, len(shape) == 1, "have one batch dimension")
     policy: Any = fresh_copy(agent.policy(gamma_index=gamma_index))
+    features_key = agent.trajectory_encoder.keys.features
     steps: list[TensorDict] = []
     with acting(seed, greedy=greedy):
         env.set_seed(seed)
         timestep = env.reset()
         playing = torch.ones_like(timestep.get("done"))
         while (max_steps is None or len(steps) < max_steps) and bool(playing.any()):
-            features = policy.timestep_encoder(timestep.select(*policy.in_keys, strict=False))
-            kept = {name: timestep.get(name).clone() for name in _KEPT if name in timestep.keys()}
-            kept |= {
-                "features": features.get(agent.trajectory_encoder.keys.features),
-                "mask": playing,
-            }
-            step, timestep = env.step_and_maybe_reset(act(policy, timestep, env.action_key))
-            kept["action"] = agent.action_space.encode(step.get(env.action_key))
-            steps.append(TensorDict(kept, env.batch_size))
+            seen = timestep.select(*policy.in_keys, strict=False)
+            features = policy.timestep_encoder(seen).get(features_key)
+            stored = {"features": features, "mask": playing}
+            for name in _STORED:
+                if name in timestep.keys():
+                    # The environment may write the next step into the same tensor.
+                    stored[name] = timestep.get(name).clone()
+
+            acted = act(policy, timestep, env.action_key)
+            step, timestep = env.step_and_maybe_reset(acted)
+            stored["action"] = agent.action_space.encode(step.get(env.action_key))
+            steps.append(TensorDict(stored, env.batch_size))
             playing = playing & ~step.get("next").get("done")
+
     episodes: Any = torch.stack(steps, 1)
-    longest_first = episodes["mask"].sum((1, 2)).argsort(descending=True, stable=True)
-    played: TensorDict = episodes[longest_first]
-    return played
+    lengths = episodes["mask"].sum((1, 2))
+    # Longest first, so that the episodes that reach a timestep are always the first rows.
+    recorded: TensorDict = episodes[lengths.argsort(descending=True, stable=True)]
+    return recorded
 
 
 @torch.no_grad()
 def contexts_of(agent: InContextAgent, episodes: TensorDict, features: Tensor) -> Tensor:
-    """The contexts ``[E, T, D]`` of recorded episodes in which the encodings are these
-    ``[E, T, F]``.
+    """Compute the contexts of recorded episodes with other encodings of their timesteps.
+
+    Args:
+        agent: In evaluation mode.
+        episodes: ``[E, T]``, from `record_episodes`.
+        features: ``[E, T, F]``, in place of the recorded ones.
+
+    Returns:
+        ``[E, T, D]``.
     """
-    encoder, keys = agent.trajectory_encoder, agent.trajectory_encoder.keys
-    names = {keys.step_index: "step_index", keys.is_init: "is_init", keys.mask: "mask"}
-    sequence = TensorDict({key: episodes[name] for key, name in names.items()}, episodes.batch_size)
+    encoder = agent.trajectory_encoder
+    keys = encoder.keys
+    entries = {
+        keys.features: features,
+        keys.step_index: episodes["step_index"],
+        keys.is_init: episodes["is_init"],
+        keys.mask: episodes["mask"],
+    }
     with set_recurrent_mode(True):
-        context: Tensor = encoder(sequence.set(keys.features, features)).get(keys.context)
+        encoded = encoder(TensorDict(entries, episodes.batch_size))
+    context: Tensor = encoded.get(keys.context)
     return context

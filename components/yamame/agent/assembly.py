@@ -1,0 +1,54 @@
+"""Arguments of an agent from the sections of a configuration, for training and for deployment."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+KEYS = {
+    "timestep_encoder": "timestep_encoder",
+    "goal_encoder": "goal_encoder",
+    "trajectory_encoder": "encoder",
+    "actor": "agent.actor",
+    "critic": "agent.critic",
+    "returns": "agent.returns",
+}
+"""Dotted key of every factory that `yamame.agent.InContextAgent` takes, by argument."""
+
+
+def agent_arguments(
+    config: Mapping[str, Any],
+    build: Callable[[Any, str], Callable[..., Any]],
+    *,
+    loss: Callable[..., Any],
+) -> dict[str, Any]:
+    """Return the arguments of `yamame.agent.InContextAgent` but for the two specs.
+
+    Args:
+        config: Mapping with the sections of `KEYS`. The section ``agent`` also has ``gammas``,
+            ``multi_gamma``, ``probability_floor`` and ``box_distribution``.
+        build: ``(section, key) -> factory``.
+        loss: Class of the loss. Its attribute ``shares_encoder``, True unless it is given, says
+            whether the critics read the actor's context.
+    """
+    arguments: dict[str, Any] = {}
+    for name, key in KEYS.items():
+        section: Any = config
+        for part in key.split("."):
+            section = section[part]
+        arguments[name] = build(section, key)
+
+    heads = config["agent"]
+    arguments["gammas"] = learned_gammas(config)
+    arguments["probability_floor"] = heads["probability_floor"]
+    arguments["box_distribution"] = heads["box_distribution"]
+    arguments["share_encoders"] = getattr(loss, "shares_encoder", True)
+    return arguments
+
+
+def learned_gammas(config: Mapping[str, Any]) -> list[float]:
+    """Return the discount factors that have a policy: all, or the last one alone.
+
+    >>> learned_gammas({"agent": {"gammas": [0.9, 0.99], "multi_gamma": False}})
+    [0.99]
+    """
+    gammas = [float(gamma) for gamma in config["agent"]["gammas"]]
+    return gammas if config["agent"]["multi_gamma"] else gammas[-1:]

@@ -1,0 +1,343 @@
+"""Settings of the recipes that train, one model per section of the configuration.
+
+A field has the type, the bounds and the description of a key; the YAML files have the values. The
+help of the command line and docs/settings.md print the descriptions from here. Arguments of a
+``_target_`` are declared by the signature of the class instead.
+
+A new setting of a recipe is a field here, a value in the YAML file, and its use.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import model_validator
+
+from yamame.checks import Bounds, NonNegativeFloat, PositiveFloat
+from yamame.cli.sections import (
+    Config,
+    Count,
+    Device,
+    Natural,
+    Node,
+    Section,
+    Side,
+    Target,
+    Text,
+    VerbatimText,
+    refuse,
+)
+
+
+class RunSettings(Section):
+    """Directory of the run."""
+
+    # Hydra parses run.name=3 as an integer.
+    name: VerbatimText | int | None
+    """Name of the run; null: made of the environment, the encoder, the seed and other overrides."""
+    root: Text
+    """Directory of runs; this one is in <root>/<name>."""
+    overwrite: bool
+    """Delete an existing run of this name, once the parts of the new one have been built."""
+
+
+class BudgetSettings(Section):
+    """Limits of the run. The first one reached ends it, with a checkpoint and an evaluation."""
+
+    env_steps: PositiveFloat | None
+    """Environment steps, over all environments; null: no limit."""
+    updates: PositiveFloat | None
+    """Gradient updates; null: no limit."""
+    minutes: PositiveFloat | None
+    """Wall-clock minutes, evaluations included, summed over resumed sessions; null: no limit."""
+
+    @model_validator(mode="after")
+    def _has_limit(self) -> Self:
+        limits = (self.env_steps, self.updates, self.minutes)
+        if limits == (None, None, None):
+            raise refuse("have a limit: env_steps, updates or minutes")
+        return self
+
+
+class ScheduleSettings(Section):
+    """Sizes and pace of training."""
+
+    num_envs: Side
+    """Environments that are stepped together."""
+    batch_size: Count
+    """Trajectories per update."""
+    max_grad_norm: float
+    """Global norm at which gradients are clipped."""
+    warmup_updates: Natural
+    """Updates over which the learning rate rises linearly from zero."""
+    max_refused: float
+    """Share of skipped updates (NaN or Inf gradients) among the last 100 that ends the run."""
+    # Runs of earlier versions do not have it.
+    average_decay: NonNegativeFloat | None = None
+    """Evaluate and deploy an average of the weights over about 1 / (1 - this) updates; null: the
+    last weights."""
+    autocast: Literal["bfloat16", "auto"] | None
+    """bfloat16: matrix products of an update in lower precision; auto: where the device multiplies
+    it (AVX512_BF16, AMX, GPUs since Ampere)."""
+
+
+class OffPolicySchedule(ScheduleSettings):
+    """Schedule of recipes that learn from stored trajectories."""
+
+    anneal_lr: bool
+    """Let the learning rate fall to zero over the budget, whichever limit ends the run."""
+    cuda_graph: bool
+    """Record the update of each shape of batch as a CUDA graph, and replay it; needs CUDA."""
+    compile: bool
+    """Compile the loss for each shape of batch, which takes up to minutes for each."""
+
+
+class ReplaySchedule(OffPolicySchedule):
+    """Schedule of recipes that fill a replay buffer first."""
+
+    learning_starts: Natural
+    """Environment steps, over all environments, before the first update."""
+
+
+class TrainSchedule(ReplaySchedule):
+    """Schedule of `train`, which alternates collecting and learning."""
+
+    steps_per_iteration: Count
+    """Environment steps, over all environments, that are collected before the learner's turn."""
+    updates_per_step: NonNegativeFloat
+    """Gradient updates per environment step after learning_starts."""
+    offline_updates: Natural
+    """Updates from data alone, before the first environment step."""
+
+
+class OfflineSchedule(OffPolicySchedule):
+    """Schedule of `offline`."""
+
+    updates_per_iteration: Count
+    """Updates between two checks of the budget and the intervals."""
+
+
+class PPOSchedule(ScheduleSettings):
+    """Schedule of `ppo`. Episodes are complete, and must be shorter than context_length."""
+
+    steps_per_iteration: Count
+    """Environment steps, over all environments, that one iteration plays at least."""
+    epochs: Count
+    """Passes over the episodes of an iteration."""
+
+
+class DistillSchedule(ReplaySchedule):
+    """Schedule of `distill`. Episodes must be shorter than context_length, histories need not."""
+
+    updates_per_iteration: Count
+    """Updates between two checks of the budget and the intervals."""
+
+
+class EvaluationSettings(Section):
+    """Evaluations on held-out tasks during training."""
+
+    num_episodes: Side
+    """Held-out tasks, one complete episode each."""
+    interval: Count
+    """Environment steps between evaluations; updates in recipes without environment steps."""
+    seed: Natural
+    """Seed of the held-out tasks. Training never uses it."""
+    greedy: bool
+    """Act by the most probable action instead of sampling."""
+    num_envs: Side | None
+    """Environments that play the tasks, in rounds; null: one per episode."""
+    max_steps: Count | None
+    """Steps after which an episode is cut; null: every episode is complete."""
+    video_frames: Count
+    """Longest video of the trained agent, in timesteps."""
+    env: Node
+    """Settings of the environment that differ on held-out tasks."""
+
+
+class CheckpointSettings(Section):
+    """Checkpoints of the run."""
+
+    interval: Count
+    """Environment steps between checkpoints; updates in recipes without environment steps."""
+    keep: Count
+    """Number of the latest checkpoints to keep beside the best one."""
+
+
+class AgentSettings(Section):
+    """Parts of the agent."""
+
+    # Each head checks the range of its own settings, the agent that of the discount factors.
+    gammas: list[float]
+    """Discount factors; each has its own policy and values, and the last one acts."""
+    multi_gamma: bool
+    """Learn for all discount factors; false: for the last one alone."""
+    probability_floor: float
+    """Share of the uniform distribution in discrete policies."""
+    box_distribution: Literal["tanh_normal", "beta"]
+    """Distribution of continuous actions."""
+    actor: Target
+    """Policy head."""
+    critic: Target
+    """Value head."""
+    returns: Target
+    """Representation of returns."""
+    loss: Target
+    """Loss of the agent."""
+
+
+class DataSettings(Section):
+    """Trajectories from elsewhere."""
+
+    path: Text | list[Text] | None
+    """Files, folders or ids; a list of them, or a pattern."""
+    source: Target | None
+    """Reader of the data; null: no data."""
+    weight: float
+    """Share of a batch that comes from the data; all of it while the replay buffer is empty."""
+    final_weight: float | None
+    """Share at the end of the annealing, which is linear; null: constant."""
+    anneal: Count
+    """Environment steps or updates over which the share changes."""
+    anneal_by: Literal["env_steps", "updates"]
+    """Counter of the annealing."""
+
+
+class SourceSettings(Section):
+    """Learners whose histories are distilled."""
+
+    horizon: Count
+    """Steps of one history: many episodes of trials of one task."""
+    subsample: Count
+    """Keep every n-th trial, so that the agent improves n times as fast as the learner."""
+    env: Node
+    """Settings that make an episode a history, where they are not time_limit or trials.horizon."""
+    learner: Target
+    """Learning algorithm that is imitated."""
+
+
+class MeasureSettings(Section):
+    """Trial of `doctor`."""
+
+    seconds: Annotated[float, Bounds(least=1)]
+    """Duration of the trial; up to four times as long until there are updates."""
+
+
+class ProbeSettings(Section):
+    """Comparison of `probe`."""
+
+    windows: list[Count | None]
+    """Numbers of timesteps that agents see, the present one included; null: all. 1 is always
+    added."""
+    seeds: list[Natural]
+    """Seeds of the trainings of each window; fewer than three give no verdict."""
+    margin: NonNegativeFloat
+    """Ignored difference, as a share of the lead of the best window over a random policy."""
+    confidence: NonNegativeFloat
+    """Confidence of all intervals between windows together."""
+    settings: list[VerbatimText]
+    """Overrides of every agent; those of the command line come after."""
+
+
+class PlayedConfig(Config):
+    """Settings that an agent and its environment are built from."""
+
+    seed: Natural
+    """Seed of everything random."""
+    evaluation: EvaluationSettings
+    agent: AgentSettings
+    timestep_encoder: Target
+    """Encoder of one timestep."""
+    goal_encoder: Target
+    """Encoder of the instruction."""
+    encoder: Target
+    """Encoder of the trajectory, which is the agent's memory."""
+    env: Target
+    """Environment."""
+    # The group has no choice by default, so that the key may be absent.
+    trials: Target | None = None
+    """Repetition of an episode with the same task; null: none."""
+
+
+class TrainingConfig(PlayedConfig):
+    """Settings that all recipes that train have in common."""
+
+    device: Device
+    """Device on which the agent learns and acts: cpu, cuda, cuda:1."""
+    float32_matmul_precision: Literal["highest", "high", "medium"]
+    """Precision of float32 matrix products: high and medium use TF32 or bfloat16."""
+    resume: Literal["auto"] | bool | None
+    """true: continue the run of this name from its last checkpoint; auto: begin it, continue it, or
+    leave it if it is done; null: false, and auto in a sweep."""
+    trust: list[Text]
+    """Packages whose classes the configuration may name, as [mylab.]; never read from a saved
+    run."""
+    context_length: Count
+    """Longest history, in timesteps, that the agent is trained on and remembers."""
+    run: RunSettings
+    budget: BudgetSettings
+    schedule: ScheduleSettings
+    packing: Target | None
+    """Packing of trajectories into rows; null: a row for each, padded to the longest."""
+    workers: Target | None
+    """Processes of environments of other libraries; native environments need none."""
+    checkpoint: CheckpointSettings
+    relabel: Target
+    """Hindsight relabelling of instructions."""
+    exploration: Target
+    """Exploration of the collector."""
+    optimizer: Target
+    """Optimizer."""
+    logger: Target
+    """Tracker of metrics."""
+    callbacks: Node
+    """Callbacks by name, each with a ``_target_``."""
+    expected: Node | None
+    """Result that an experiment should reach (metric, interval, source, cost), for the verdict of a
+    report."""
+
+
+class TrainConfig(TrainingConfig):
+    """Settings of `train`."""
+
+    schedule: TrainSchedule
+    replay: Target
+    """Replay buffer."""
+    data: DataSettings
+    collector: Target
+    """Collector of trajectories."""
+    window: Target | None
+    """Cut of replayed trajectories to the context length; null: none."""
+
+
+class OfflineConfig(TrainingConfig):
+    """Settings of `offline`."""
+
+    schedule: OfflineSchedule
+    data: DataSettings
+    window: Target | None
+    """Cut of trajectories to the context length; null: none."""
+
+
+class PPOConfig(TrainingConfig):
+    """Settings of `ppo`."""
+
+    schedule: PPOSchedule
+
+
+class DistillConfig(TrainingConfig):
+    """Settings of `distill`."""
+
+    schedule: DistillSchedule
+    replay: Target
+    """Replay buffer."""
+    source: SourceSettings
+
+
+class DoctorConfig(TrainConfig):
+    """Settings of `doctor`: those of `train`, and its trial."""
+
+    measure: MeasureSettings
+
+
+class ProbeConfig(TrainConfig):
+    """Settings of `probe`: those of `train`, and its comparison."""
+
+    probe: ProbeSettings

@@ -1,0 +1,99 @@
+"""Objects described by plain data: a mapping with ``_target_`` names a class, its other keys are
+arguments.
+
+Errors of constructors get the dotted key of the mapping, so that they name the setting that is
+wrong. Neither Hydra nor OmegaConf is needed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from yamame.checks import ArgumentError, BuildError, UsageError
+from yamame.files.trusted import SPECIAL, locate
+from yamame.system.messages import OutsideError
+
+_ERRORS = (TypeError, ValueError, OverflowError, MemoryError, RuntimeError)
+"""Errors that a constructor raises for wrong arguments. PyTorch raises RuntimeError for sizes that
+are negative, overflow or need more memory than there is."""
+
+
+def build_node(
+    node: Mapping[str, Any],
+    key: str,
+    *,
+    trust: Sequence[str] = (),
+    runtime: Mapping[str, Any] | None = None,
+) -> Any:
+    """Build the object that a mapping with ``_target_`` describes, and first those inside it.
+
+    Args:
+        node: Plain data whose names were checked before (`yamame.files.trusted`). With ``_partial_:
+            true`` the result is a function that takes the remaining arguments.
+        key: Dotted key of the mapping in the configuration.
+        trust: Prefixes of packages outside of Yamame whose classes may be named.
+        runtime: Further keyword arguments, which take precedence.
+
+    Raises:
+        UsageError: The class does not exist, or its constructor raised an error. The error has the
+            key of the innermost mapping that it is about.
+    """
+    target = locate(node["_target_"], key, trust)
+    settings = {name: value for name, value in node.items() if name not in SPECIAL}
+    positional = list(node.get("_args_", []))
+    keywords = dict(settings)
+    if node.get("_recursive_", True):
+        positional = _build_inside(positional, f"{key}._args_", trust)
+        keywords = _build_inside(settings, key, trust)
+    keywords.update(runtime or {})
+
+    def call(*args: Any, **rest: Any) -> Any:
+        arguments = {**keywords, **rest}
+        try:
+            return target(*positional, *args, **arguments)
+        except OutsideError:
+            raise  # a failure of something else, not of the configuration
+        except UsageError as error:
+            _locate(error, key, settings)
+            raise
+        except _ERRORS as error:
+            raise BuildError(key, _first_line(error), _numbers(arguments)) from error
+
+    return call if node.get("_partial_", False) else call()
+
+
+def _build_inside(value: Any, key: str, trust: Sequence[str]) -> Any:
+    """Copy plain data with all mappings that have a ``_target_`` replaced by what they describe."""
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            return build_node(value, key, trust=trust)
+        return {name: _build_inside(item, f"{key}.{name}", trust) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_build_inside(item, f"{key}.{place}", trust) for place, item in enumerate(value)]
+    return value
+
+
+def _locate(error: UsageError, key: str, settings: Mapping[str, Any]) -> None:
+    """Set the key of an error that a constructor raised, unless an inner one has set it."""
+    if error.key is not None:
+        return
+    error.key = key
+    if isinstance(error, ArgumentError):
+        # A constructor may check numbers that it has computed, under the name of an argument.
+        # Texts are compared, because tensors have no truth value and NaN is not equal to itself.
+        in_settings = error.name in settings
+        error.is_setting = in_settings and repr(settings[error.name]) == repr(error.value)
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of an error; PyTorch appends a trace of its C++ code."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _numbers(arguments: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numeric arguments."""
+    numbers = {}
+    for name, value in arguments.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            numbers[name] = value
+    return numbers

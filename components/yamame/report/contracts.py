@@ -1,0 +1,59 @@
+"""Text of an estimate that repeats a published one (recipes/reproduce.py)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from yamame.evaluation.contract import JointEstimate
+
+
+def interval_lines(ours: JointEstimate) -> list[str]:
+    """Describe the intervals of an estimate."""
+    num_seeds = len(ours.seeds)
+    lines = []
+    if ours.student is not None:
+        lines.append(f"Student's interval over {num_seeds} seeds: {format_ends(ours.student)}")
+    elif num_seeds == 1:
+        lines.append("no interval over seeds: one seed says nothing about other seeds")
+    else:
+        # Equal means show no spread, which is no evidence that other seeds have none.
+        lines.append(
+            "no interval over seeds: seeds that do not differ say nothing about other seeds"
+        )
+        lines.append(f"interval over tasks, of these agents alone: {format_ends(ours.tasks)}")
+    if ours.bootstrap is not None:
+        ends = format_ends(ours.bootstrap)
+        lines.append(f"bootstrap over seeds and tasks, as published: {ends}, narrow for few seeds")
+    return lines
+
+
+def verdict_line(report: Mapping[str, Any]) -> str:
+    """Describe the published estimate and the verdict.
+
+    Args:
+        report: Content of ``contract.json``.
+    """
+    if report["outcome"] is not None:
+        verdict = report["outcome"]
+        if not report["settled"]:
+            reason = "there is no interval over seeds"
+            if report["ours"]["student"] is not None:
+                reason = "Student's interval reaches beyond this range"
+            verdict = f"{verdict}, not settled: {reason}"
+    elif report["edition"] == "full":
+        verdict = "no verdict from one seed"
+    else:
+        verdict = f"no verdict on edition={report['edition']}"
+
+    contract = report["contract"]
+    value, *ends = contract["published"][report["memory"]]
+    margin = f"{contract['margin']:g}"
+    return f"published: {value:.3g} {format_ends(ends)}, margin {margin}: {verdict}"
+
+
+def format_ends(ends: Sequence[float] | None) -> str:
+    """Format both ends of an interval; a dash stands for an interval without width.
+
+    >>> format_ends((0.25, 0.5)), format_ends(None)
+    ('[0.25, 0.5]', '[-]')
+    """
+    return "[-]" if ends is None else f"[{ends[0]:.3g}, {ends[1]:.3g}]"

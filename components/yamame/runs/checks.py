@@ -1,0 +1,176 @@
+"""Conditions that settings must meet together, or together with the environment.
+
+Conditions on one argument stand in the signature of its constructor (`yamame.checks`).
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from torchrl.envs import EnvBase, Transform
+
+from yamame.checks import UsageError, require_setting
+from yamame.cli.nodes import target_of
+from yamame.cli.sections import AnyConfig
+from yamame.data import TrajectoryDataset
+from yamame.replay import GoalFrequencies
+from yamame.replay.disk.files import read_manifests
+from yamame.replay.frequencies import counting
+from yamame.runs.callbacks import Callback
+from yamame.trajectory import TrajectoryEncoder
+
+_UNLIMITED = 2**31
+"""Steps from which the bound of a spec is that of its dtype."""
+
+
+def longest_episode(env: EnvBase) -> int | None:
+    """Return the steps of the longest episode; None if the environment has no limit."""
+    bound = getattr(env.observation_spec["step_index"].space, "high", None)
+    return None if bound is None else int(bound.max())
+
+
+def relabels(cfg: AnyConfig) -> bool:
+    """Return whether trajectories are relabelled.
+
+    A class of ``relabel`` without the setting ``strategy`` always relabels.
+    """
+    return bool(cfg.relabel.get("strategy") != "none")
+
+
+def check_lengths(cfg: AnyConfig, env: EnvBase) -> None:
+    """Check the budget against the first update, and buffers against the longest episode.
+
+    Raises:
+        SettingError: The budget ends before the first update, or an episode has more steps than the
+            replay buffer or a learned table of positions.
+    """
+    schedule = cfg.schedule
+    allowed = cfg.budget.env_steps
+    learns_online = schedule.updates_per_step > 0 and not schedule.offline_updates
+    if allowed is not None and learns_online:
+        # Below 1, updates_per_step first adds up to a whole update.
+        least = schedule.learning_starts + math.ceil(1 / schedule.updates_per_step)
+        condition = f"be at least {least}, where the first update is made"
+        require_setting("budget.env_steps", allowed, allowed >= least, condition)
+
+    steps = longest_episode(env)
+    if steps is None or steps >= _UNLIMITED:
+        return
+    positions = cfg.encoder.get("num_positions")
+    if positions is not None:  # n steps have n + 1 timesteps
+        condition = f"exceed the longest episode, {steps} steps"
+        require_setting("encoder.num_positions", positions, positions > steps, condition)
+    capacity = cfg.replay.get("capacity")
+    if capacity is not None:  # whole trajectories are evicted, this one could not be stored
+        condition = f"hold an episode of {steps + 1} timesteps"
+        require_setting("replay.capacity", capacity, capacity > steps, condition)
+
+
+def check_encoder(cfg: AnyConfig, encoder: TrajectoryEncoder, env: EnvBase) -> None:
+    """Check the positions of an encoder against the longest episode, and its device.
+
+    Raises:
+        UsageError: The encoder has fewer positions, or needs another device.
+    """
+    name = type(encoder).__name__
+    steps = longest_episode(env)
+    positions = getattr(encoder, "num_positions", None)
+    if positions is not None and steps is not None:
+        condition = f"have positions for the longest episode, {steps} steps"
+        remedy = f"set encoder.settings.n_positions={steps + 1}, or choose a rotary model"
+        fits = positions > steps
+        require_setting("encoder.settings", positions, fits, condition, remedy=remedy)
+    needs_cuda = getattr(encoder, "needs_cuda", False)
+    is_cuda = cfg.device.startswith("cuda")
+    require_setting("device", cfg.device, is_cuda or not needs_cuda, f"be cuda with encoder {name}")
+
+
+def check_callback(key: str, callback: Any) -> None:
+    """Check that an object is a callback whose methods are known events.
+
+    Raises:
+        SettingError: The object is not a `Callback`, has a method of an unknown event, or has only
+            one of ``state_dict`` and ``load_state_dict``.
+    """
+    kind = type(callback).__name__
+    require_setting(key, kind, isinstance(callback, Callback), "be a yamame.Callback")
+
+    known = ", ".join(name for name in dir(Callback) if name.startswith("on_"))
+    for name in dir(callback):
+        # A misspelled method would never be called.
+        if name.startswith("on_"):
+            require_setting(key, name, hasattr(Callback, name), f"have methods of events, {known}")
+
+    saves = hasattr(callback, "state_dict")
+    restores = hasattr(callback, "load_state_dict")
+    condition = "have both state_dict and load_state_dict, or neither"
+    require_setting(key, kind, saves == restores, condition)
+
+
+def check_no_relabelling(cfg: AnyConfig, env: EnvBase) -> None:
+    """Check that nothing is to be relabelled in an environment without goals.
+
+    Raises:
+        SettingError: Trajectories are to be relabelled.
+    """
+    strategy = cfg.relabel.get("strategy")
+    condition = f"be none, for {type(env).__name__} has no goals to relabel"
+    remedy = "set relabel=none"
+    require_setting("relabel.strategy", strategy, not relabels(cfg), condition, remedy=remedy)
+
+
+def check_no_held_out_relabelling(cfg: AnyConfig) -> None:
+    """Check that a class without ``held_out`` does not relabel where instructions are held out.
+
+    Raises:
+        SettingError: The class of ``relabel`` would use held-out instructions.
+    """
+    name = target_of(cfg.relabel).__name__
+    condition = "take held_out, as the split of env holds instructions out from relabelling"
+    remedy = "set relabel=none, or another split of env"
+    require_setting("relabel", name, not relabels(cfg), condition, remedy=remedy)
+
+
+def check_goal_counts(data: TrajectoryDataset, transform: Transform) -> None:
+    """Check that a source of data has counted its goals, if goals are drawn by their rarity.
+
+    Raises:
+        SettingError: The source has not counted them.
+    """
+    name = type(data).__name__
+    for part in counting(transform):
+        if not isinstance(part.rarity, GoalFrequencies):
+            continue
+        is_counted = bool(part.rarity.totals.any())
+        condition = "count its goals, for relabel.rarity"
+        remedy = (
+            "build it on yamame.data.TrajectoryDataset, call count_goals of the transform, or set "
+            "relabel=some"
+        )
+        require_setting("data.source", name, is_counted, condition, remedy=remedy)
+
+
+def check_replay_folder(path: Path, *, owner: str, resume: bool) -> None:
+    """Check that a run's folder of trajectories belongs to the run, and exists on resume.
+
+    Raises:
+        UsageError: A resumed run's folder is missing, or a new run's folder holds trajectories of
+            another run.
+    """
+    exists = path.is_dir()
+    if resume and not exists:
+        raise UsageError(
+            f"{path} must hold the trajectories of the run, it is missing",
+            key="resume",
+            remedy="restore it, or start again with run.overwrite=true",
+        )
+    if resume or not exists:
+        return
+    owners = {manifest["owner"] for manifest in read_manifests(path)}
+    if not owners <= {owner}:
+        raise UsageError(
+            f"{path} must be new, it holds trajectories that this run has not collected",
+            key="run.name",
+            remedy="give the run another name, and learn from them with "
+            f"data=runs data.path={path}",
+        )

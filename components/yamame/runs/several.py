@@ -1,0 +1,123 @@
+"""Recipes that consist of several runs."""
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from omegaconf import DictConfig
+from torch import Tensor
+
+from yamame.checks import UsageError
+from yamame.cli.jobs import parts_of_one
+from yamame.cli.names import file_name
+from yamame.files.identity import is_one_of, key_of, makes_another_name
+from yamame.runs import api
+from yamame.runs.callbacks import Callback
+from yamame.runs.run import Run
+from yamame.runs.state import RunState
+from yamame.system import signals
+
+
+def train_or_resume(
+    *overrides: str,
+    callbacks: Sequence[Callback] = (),
+    on_interrupt: Callable[[], str] | None = None,
+) -> Run:
+    """Train one of the runs of a recipe; resume it if it was interrupted, load it if it is done.
+
+    The run prints one line at its end, in place of a table.
+
+    Args:
+        overrides: As for `yamame.train`.
+        callbacks: As for `yamame.train`.
+        on_interrupt: Returns a line to print when the run is interrupted.
+
+    Raises:
+        UsageError: The overrides are wrong.
+        SystemExit: The run was interrupted. The status tells a scheduler to start the command
+            again.
+    """
+    try:
+        with parts_of_one():
+            return api.train(*overrides, "resume=auto", callbacks=callbacks)
+    except KeyboardInterrupt:
+        if on_interrupt is not None:
+            print(on_interrupt())
+        raise SystemExit(signals.EXIT_STATUS) from None
+
+
+def group_folder(run: DictConfig, overrides: Sequence[str], *, prefix: str) -> Path:
+    """Return the folder of runs that share overrides.
+
+    Args:
+        run: Section ``run`` of the configuration: ``root``, and ``name`` or null.
+        overrides: Overrides that the runs share; without ``run.name``, the folder is named after
+            them.
+        prefix: Begins such a name.
+
+    Raises:
+        UsageError: ``run.name`` cannot be the name of a folder.
+    """
+    name = str(run.name or "")
+    if "/" in name or name.startswith("."):
+        raise UsageError(f"run.name: must be the name of a folder, got {name}")
+    if name:
+        return Path(run.root) / name
+
+    named = []
+    for text in overrides:
+        key = key_of(text)
+        # A run may go on with another budget under its name, but compared runs have one in common.
+        if makes_another_name(key) or is_one_of(key, ("budget", "evaluation", "callbacks")):
+            named.append(text)
+    return Path(run.root) / file_name([prefix, *sorted(named)])
+
+
+class TimeSlice(Callback):
+    """Interrupt the runs of this process after some minutes, so that they can be resumed later.
+
+    Args:
+        minutes: Minutes from now on; None for no limit.
+
+    Attributes:
+        run: The run that began last; None before the first.
+    """
+
+    def __init__(self, minutes: float | None) -> None:
+        self.run: RunState | None = None
+        self._end = float("inf")
+        if minutes is not None:
+            self._end = time.monotonic() + 60 * minutes
+
+    def on_begin(self, run: RunState) -> None:
+        """Note where the run begins in this slice."""
+        self.run = run
+        self._begin = time.monotonic()
+        self._updates_before = run.progress.updates
+
+    def on_update(self, run: RunState, metrics: Mapping[str, Tensor]) -> None:
+        """Interrupt the run if the time is over."""
+        # Once: a second signal would end the process before the run is saved.
+        if signals.received() is None and time.monotonic() > self._end:
+            signal.raise_signal(signal.SIGTERM)
+
+    def describe_rest(self) -> str:
+        """Describe how far the run is, and how long the rest takes at the speed of this slice."""
+        if self.run is None:
+            return "not begun"
+        progress = self.run.progress
+        budget = self.run.budget
+        share = budget.fraction(env_steps=progress.env_steps, updates=progress.updates)
+        done = (
+            f"{progress.env_steps:,} steps and {progress.updates:,} updates, {share:.2%} of the run"
+        )
+        made = progress.updates - self._updates_before
+        if made == 0 or not budget.env_steps:
+            return f"{done}; no update was made in this piece"
+
+        seconds_per_update = (time.monotonic() - self._begin) / made
+        updates_left = max(0.0, progress.updates / share - progress.updates)
+        rest = timedelta(seconds=round(seconds_per_update * updates_left))
+        return f"{done}; the rest takes {rest} at this rate"
