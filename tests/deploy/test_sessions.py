@@ -46,6 +46,12 @@ class SessionsMachine(RuleBasedStateMachine):
             entries[key] = self.random.normal(size=(num, *spec.shape)).astype(np.float32)
         return entries
 
+    @precondition(lambda self: self.alone)
+    @rule(data=st.data())
+    def reset_again(self, data):
+        self.reset([data.draw(st.sampled_from(list(self.alone)))])
+        self.act(data, 2)
+
     @rule(names=SUBSETS)
     def reset(self, names):
         if len(set(self.alone) | set(names)) > MOST:
@@ -100,6 +106,6 @@ def test_sessions_act_as_agents_of_one_stream_each(subject, encoder):
     run_state_machine_as_test(
         machine,
         settings=settings(
-            deadline=None, max_examples=8, stateful_step_count=12, derandomize=True, database=None
+            deadline=None, max_examples=12, stateful_step_count=15, derandomize=True, database=None
         ),
     )
