@@ -60,9 +60,8 @@ class SessionsMachine(RuleBasedStateMachine):
             return
         self.agent.reset(sessions=names)
         for name in names:
-            if name not in self.alone:
-                self.alone[name] = DeployedAgent(self.made.saved, greedy=True)
-            self.alone[name].reset()
+            # Loaded anew: whether a reset forgets is what is tested.
+            self.alone[name] = DeployedAgent(self.made.saved, greedy=True)
         self.fresh.update(names)
 
     @rule(names=SUBSETS)
