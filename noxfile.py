@@ -1,4 +1,6 @@
-"""The project's checks: ``nox -s tests`` is the definition of tested, ``nox -s quick`` the inner loop."""
+"""Checks of the project: ``nox -s tests`` is the definition of tested, ``nox -s quick`` a quick
+check.
+"""
 
 import os
 import re
@@ -12,28 +14,35 @@ nox.options.sessions = ["tests", "lint", "types"]
 nox.options.reuse_existing_virtualenvs = True
 
 LONG = (
-    "base", "baselines", "collectors", "deploy", "envs", "files", "gpu_emulation", "distributed", "recipes", "report",
+    "base", "baselines", "collectors", "deploy", "envs", "files", "gpu_emulation", "distributed",
+    "recipes", "report",
     "runs", "spaces", "tracking",
     "trajectory/adapters", "trajectory/segments",
-    "agent/test_recorded.py", "agent/test_separate.py", "cli/test_app.py", "cli/test_console.py", "cli/test_front.py",
+    "agent/test_recorded.py", "agent/test_separate.py", "cli/test_app.py", "cli/test_console.py",
+    "cli/test_front.py",
     "cli/test_jobs.py",
-    "data/test_sources.py", "doctor/test_trial.py", "evaluation/test_diagnosis.py", "evaluation/test_held_out.py",
-    "evaluation/test_intervals.py", "evaluation/test_needed_memory.py", "evaluation/test_task_intervals.py",
+    "data/test_sources.py", "doctor/test_trial.py", "evaluation/test_diagnosis.py",
+    "evaluation/test_held_out.py",
+    "evaluation/test_intervals.py", "evaluation/test_needed_memory.py",
+    "evaluation/test_task_intervals.py",
     "losses/test_continuous.py", "losses/test_redq_bandit.py", "losses/test_redq_learning.py",
     "replay/disk/test_storage.py",
-    "test_ablations.py", "test_benchmark.py", "test_examples.py", "test_first_gpu_run.py", "test_overlap.py",
+    "test_ablations.py", "test_benchmark.py", "test_examples.py", "test_first_gpu_run.py",
+    "test_overlap.py",
     "execution/test_recorder.py", "test_tutorials.py",
     "test_house.py", "testing/test_trajectory.py", "timestep/test_cnn.py",
     "training/test_recorded_updates.py", "trajectory/test_compiled.py",
     "trajectory/test_recall.py", "trajectory/test_registry.py",
-    "test_docs.py::test_the_python_of_a_how_to_runs", "test_docs.py::test_the_settings_that_how_tos_name_are_there",
+    "test_docs.py::test_the_python_of_a_how_to_runs",
+    "test_docs.py::test_the_settings_that_how_tos_name_are_there",
     "test_readme.py::test_the_script_of_the_readme_runs",
     "test_readme.py::test_the_script_that_trains_from_python_runs",
 )  # fmt: skip
 """Tests that take seconds: they play, learn or start processes. ``quick`` leaves them out."""
 
 EXTRAS = (
-    "tests/deploy", "tests/data", "tests/trajectory/adapters/test_hf.py", "tests/recipes/test_hf.py",
+    "tests/deploy", "tests/data", "tests/trajectory/adapters/test_hf.py",
+    "tests/recipes/test_hf.py",
     "tests/recipes/test_api.py", "tests/test_conf.py", "tests/envs/adapters/test_robotics.py",
 )  # fmt: skip
 """Tests of what other libraries do here, which skip where these are missing."""
@@ -76,7 +85,7 @@ def newest(session: nox.Session) -> None:
 
 @nox.session
 def public(session: nox.Session) -> None:
-    """Workflows, forms and the citation against their schemas, the packages against PyPI's rules."""
+    """Check workflows, forms and the citation by their schemas, the packages by PyPI's rules."""
     session.install("check-jsonschema>=0.39", "build", "twine", "uv")
     session.run("uv", "lock", "--check")
     github = Path(".github")
@@ -103,7 +112,7 @@ def base(session: nox.Session) -> None:
 
 @nox.session
 def deploy(session: nox.Session) -> None:
-    """Loads agents from the wheel alone, where the base dependencies are all that is installed, and acts."""
+    """Load agents from the wheel with the base dependencies alone, and act."""
     dist = session.create_tmp()
     session.install("build")
     session.run("python", "-m", "build", "--wheel", "--outdir", dist)
@@ -130,7 +139,7 @@ def suites(session: nox.Session) -> None:
 
 @nox.session
 def extras(session: nox.Session) -> None:
-    """What the tests skip for want of other libraries: graphs of ONNX, files of data, Hugging Face's models, robots."""
+    """Run tests that need further libraries: ONNX, data files, Hugging Face models, robots."""
     session.install("-e", ".[dev,onnx,data,hf,robotics,sweep]")
     session.run(
         "python", "-W", "ignore", "-c", "import onnxruntime, onnxscript, h5py, minari, transformers"
@@ -169,7 +178,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    # mypy reads the types of installed packages; those of the tests are good enough and save an installation.
+    # mypy reads the types of installed packages; those of the tests save an installation.
     python = Path(session.virtualenv.location).parent / "tests" / "bin" / "python"
     if python.exists():
         session.install(*pinned("mypy"))
@@ -201,7 +210,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def page(session: nox.Session) -> None:
-    """Opens a report of tiny runs in the Chromium of the system; screenshots go to ``.nox/page/tmp``."""
+    """Open a report of tiny runs in the system's Chromium; screenshots: ``.nox/page/tmp``."""
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         (session.error if os.environ.get("CI") == "true" else session.skip)(
             "no Chromium is installed"

@@ -31,7 +31,7 @@ from dataclasses import replace
 from omegaconf import DictConfig
 from tensordict.nn import TensorDictModuleBase
 from yamame.baselines import learning_histories
-from yamame.checks import UsageError
+from yamame.checks import require_setting
 from yamame.cli.app import main
 from yamame.cli.nodes import instantiate
 from yamame.cli.training_settings import DistillConfig
@@ -74,7 +74,7 @@ def train(cfg: DistillConfig, callbacks: Sequence[Callback] = ()) -> float:
         run.begin(components, policy=policy, held_out=held_out, on_saved=histories.protect)
 
         while run.progress.env_steps < cfg.schedule.learning_starts or not len(histories):
-            run.end_if_asked()
+            run.exit_if_received()
             source.reset_memory()
             batch = learning_histories(env, source, max_steps=cfg.source.horizon)
             histories.extend(batch.cpu())
@@ -94,7 +94,7 @@ def train(cfg: DistillConfig, callbacks: Sequence[Callback] = ()) -> float:
         objective = run.finish()
         results = {
             "distilled": play_held_out(cfg, policy, held_out),
-            "memory_wiped": play_held_out(cfg, policy, held_out, memory_wiped=True),
+            "memory_wiped": play_held_out(cfg, policy, held_out, memory_reset="every_step"),
             "source": evaluate_source(longer, source, num_envs=held_out.batch_size[0]),
         }
         write_curves(run, results)
@@ -103,16 +103,13 @@ def train(cfg: DistillConfig, callbacks: Sequence[Callback] = ()) -> float:
 
 def check(cfg: DistillConfig) -> None:
     """Raise for settings of `train.py` that do not apply to histories."""
-    if cfg.budget.env_steps is not None:
-        raise UsageError(
-            "budget.env_steps: must be null, because schedule.learning_starts limits the steps of "
-            f"the learners, got {cfg.budget.env_steps}"
-        )
-    if build.relabels(cfg):
-        strategy = cfg.relabel.get("strategy")
-        raise UsageError(
-            f"relabel.strategy={strategy}: histories cannot be relabelled; set relabel=none"
-        )
+    steps = cfg.budget.env_steps
+    condition = "be null, because schedule.learning_starts limits the steps of the learners"
+    require_setting("budget.env_steps", steps, steps is None, condition)
+    strategy = cfg.relabel.get("strategy")
+    condition = "be none, because histories cannot be relabelled"
+    remedy = "set relabel=none"
+    require_setting("relabel.strategy", strategy, not build.relabels(cfg), condition, remedy=remedy)
 
 
 def evaluate_source(

@@ -6,8 +6,10 @@
     python recipes/evaluate.py run=runs/mine diagnose=all     # its memory: docs/howto/diagnose.md
 
 A run is a directory, a checkpoint file or the id of an MLflow run. All runs play the same held-out
-tasks; they are not those that chose the best checkpoint in training. Several runs are aggregated
-over seeds and tasks; runs with the same environment are runs of one task.
+tasks: not those that chose the best checkpoint in training, unless ``seed`` is set to that of
+training. Several runs are aggregated over seeds and tasks; runs with the same environment are runs
+of one task. Results are written to ``<output>/evaluation.json``; the same command replaces them.
+The score is the mean success of the runs, or their mean return if success is not reported.
 """
 
 if __name__ == "__main__":
@@ -20,11 +22,10 @@ if __name__ == "__main__":
     check_command_line("evaluate")
 
 # isort: split
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from yamame.checks import UsageError
+from yamame.checks import require_setting
 from yamame.cli.app import main
 from yamame.cli.jobs import overrides
 from yamame.cli.names import file_name
@@ -35,15 +36,9 @@ from yamame.files.atomic import write_json
 from yamame.files.identity import key_of
 from yamame.files.run_directory import check_folder
 from yamame.report import evaluations
-from yamame.runs.diagnosis import (
-    DiagnosedRun,
-    diagnose,
-    select_diagnoses,
-    store_diagnosis,
-    table_rows,
-)
+from yamame.runs import diagnosis
 from yamame.runs.playing import RunEvaluator
-from yamame.runs.trained import Trained, load_from_options
+from yamame.runs.trained import load_from_options
 
 
 def score(cfg: EvaluateConfig) -> float:
@@ -53,46 +48,53 @@ def score(cfg: EvaluateConfig) -> float:
 
 def evaluate_runs(cfg: EvaluateConfig) -> dict[str, Any]:
     """Run the recipe; return the content of ``evaluation.json``."""
-    check(cfg)
+    check_options(cfg)
     settings = plain(cfg)
-    runs = [RunEvaluator.load(source, settings) for source in listed(cfg.run)]
-    others = [RunEvaluator.load(source, settings, "against") for source in listed(cfg.against)]
-    if not runs:
-        raise UsageError("run must name a run, got none")
-    twin = (
-        load_from_options(cfg.diagnose_twin, settings, "diagnose_twin")
-        if cfg.diagnose_twin
-        else None
-    )
+    runs = [RunEvaluator.load(source, settings) for source in as_list(cfg.run)]
+    baselines = [RunEvaluator.load(name, settings, key="against") for name in as_list(cfg.against)]
+    twin = None
+    if cfg.diagnose_twin is not None:
+        twin = load_from_options(cfg.diagnose_twin, settings, "diagnose_twin")
     output = output_folder(cfg, runs)
     check_folder(output, "output")
     # All runs are checked before the first is evaluated, because evaluations may take long.
-    evaluations.check_tasks([run.task for run in runs], [run.task for run in others])
-    for run in [*runs, *others]:
+    evaluations.check_tasks([run.task for run in runs], [run.task for run in baselines])
+    everyone = [*runs, *baselines]
+    for run in everyone:
         run.check(draws_attention=cfg.attention)
 
-    evaluated = [evaluate_run(cfg, run, twin) for run in runs]
-    against = [evaluate_run(cfg, run, twin) for run in others]
-    report = {"settings": settings, "run": evaluated, "against": against}
-    report["score"] = evaluations.mean_score(evaluated)
-    if len(runs) + len(others) > 1:
+    run_reports = [evaluate_run(cfg, run) for run in runs]
+    baseline_reports = [evaluate_run(cfg, run) for run in baselines]
+    reports = run_reports + baseline_reports
+    # After all evaluations, because a diagnosis is stored in the run's own directory.
+    for run, run_report in zip(everyone, reports, strict=True):
+        subject = diagnosis.DiagnosedRun(run, twin, cfg.diagnose_steps, cfg.confidence)
+        found = diagnosis.diagnose(as_list(cfg.diagnose), subject)
+        if found:
+            run_report["diagnosis"] = found
+
+    report = {"settings": settings, "run": run_reports, "against": baseline_reports}
+    report["score"] = evaluations.mean_score(run_reports)
+    if len(everyone) > 1:
         resampling = Resampling(confidence=cfg.confidence)
-        report |= evaluations.compare(evaluated, against, resampling)
+        report |= evaluations.compare(run_reports, baseline_reports, resampling)
     maps = []
     if cfg.attention:
-        maps = [run.attention(most_steps=cfg.attention_steps) for run in [*runs, *others]]
+        maps = [run.attention(most_steps=cfg.attention_steps) for run in everyone]
 
     output.mkdir(parents=True, exist_ok=True)
-    evaluations.draw(output, evaluated + against, maps)
+    evaluations.draw(output, reports, maps)
     path = write_json(output / "evaluation.json", report)
-    diagnoses = evaluations.diagnoses(evaluated + against)
-    evaluations.print_tables(report, {name: table_rows(found) for name, found in diagnoses.items()})
+    tables = {}
+    for name, found in evaluations.diagnoses(reports).items():
+        tables[name] = diagnosis.table_rows(found)
+    evaluations.print_tables(report, tables)
     print(path)
     return report
 
 
-def evaluate_run(cfg: EvaluateConfig, run: RunEvaluator, twin: Trained | None) -> dict[str, Any]:
-    """Evaluate a run with one or all of its discount factors, and diagnose its memory."""
+def evaluate_run(cfg: EvaluateConfig, run: RunEvaluator) -> dict[str, Any]:
+    """Evaluate a run with one or all of its discount factors."""
     with run.build() as (agent, env):
         report = run.describe(env) | {"gammas": []}
         indices = range(len(agent.gammas)) if cfg.gammas == "all" else [run.gamma_index]
@@ -103,37 +105,24 @@ def evaluate_run(cfg: EvaluateConfig, run: RunEvaluator, twin: Trained | None) -
             outcome |= result.numbers(confidence=cfg.confidence)
             outcome["episodes"] = result.episodes()
             if cfg.control:
-                control = run.settings.evaluate(policy, env, memory_wiped=True)
+                control = run.settings.evaluate(policy, env, memory_reset="every_step")
                 outcome["control"] = control.numbers(confidence=cfg.confidence)
             report["gammas"].append(outcome)
-
-    names = listed(cfg.diagnose)
-    options = {"most_steps": cfg.diagnose_steps, "confidence": cfg.confidence}
-    subject = DiagnosedRun(run.trained, run.gamma_index, asdict(run.settings), twin, **options)
-    found = diagnose(select_diagnoses(names), subject, all_of_them="all" in names)
-    if found:
-        store_diagnosis(run.trained, found)
-        report["diagnosis"] = found
     return report
 
 
-def check(cfg: EvaluateConfig) -> None:
-    """Raise for settings that exclude each other or are out of their range."""
-    if cfg.gammas not in (None, "all"):
-        raise UsageError(f"gammas must be all or null, got {cfg.gammas}")
-    if cfg.gamma is not None and cfg.gamma_index is not None:
-        given = f"gamma={cfg.gamma} and gamma_index={cfg.gamma_index}"
-        raise UsageError(f"{given} must not be given together")
-    if not 0.0 < cfg.confidence < 1.0:
-        raise UsageError(f"confidence must be in (0, 1), got {cfg.confidence}")
-    if cfg.attention_steps < 1:
-        raise UsageError(f"attention_steps must be positive, got {cfg.attention_steps}")
-    if cfg.diagnose_twin is not None and "observable" not in select_diagnoses(listed(cfg.diagnose)):
-        twin = f"diagnose_twin={cfg.diagnose_twin}"
-        raise UsageError(f"{twin} needs diagnose=observable or diagnose=all")
+def check_options(cfg: EvaluateConfig) -> None:
+    """Raise for settings that exclude each other, and without a run."""
+    require_setting("run", cfg.run, bool(as_list(cfg.run)), "name a run")
+    is_only = cfg.gamma is None or cfg.gamma_index is None
+    require_setting("gamma_index", cfg.gamma_index, is_only, f"be null with gamma={cfg.gamma}")
+    twin = cfg.diagnose_twin
+    is_used = "observable" in diagnosis.select_diagnoses(as_list(cfg.diagnose))
+    condition = "be null without diagnose=observable or diagnose=all"
+    require_setting("diagnose_twin", twin, twin is None or is_used, condition)
 
 
-def listed(value: Any) -> list[str]:
+def as_list(value: Any) -> list[str]:
     """Return None, one name or several as a list."""
     if value is None:
         return []
@@ -144,7 +133,7 @@ def output_folder(cfg: EvaluateConfig, runs: list[RunEvaluator]) -> Path:
     """Return the folder of the results; by default it is named after the overrides."""
     if cfg.output is not None:
         return Path(cfg.output)
-    # These do not change the results.
+    # Overrides that do not affect the results.
     ignored = ["device", "tracking_uri", "trust"]
     folder = Path("runs")
     own = runs[0].trained.folder
@@ -152,7 +141,8 @@ def output_folder(cfg: EvaluateConfig, runs: list[RunEvaluator]) -> Path:
         folder = own
         ignored.append("run")
     names = sorted(text.lstrip("+") for text in overrides() if key_of(text) not in ignored)
-    return folder / "evaluation" / (file_name(names) if names else "")
+    folder = folder / "evaluation"
+    return folder / file_name(names) if names else folder
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ if __name__ == "__main__":
 from contextlib import closing
 from pathlib import Path
 
-from yamame.checks import UsageError, at_source
+from yamame.checks import at_source, require_setting
 from yamame.cli.app import main
 from yamame.cli.nodes import plain
 from yamame.cli.settings import ExportConfig
@@ -36,8 +36,8 @@ def export(cfg: ExportConfig) -> None:
     path = Path(cfg.path)
     options = {"gamma": cfg.gamma, "greedy": cfg.greedy, "context_length": cfg.context_length}
     is_graph = path.suffix in (".pt2", ".onnx")
-    if is_graph and cfg.mlflow:
-        raise UsageError(f"path must be a folder with mlflow=true, got {path}")
+    is_folder = not (is_graph and cfg.mlflow)
+    require_setting("path", str(path), is_folder, "be a folder with mlflow=true")
     with at_source(f"run={cfg.run}"):
         agent = DeployedAgent(saved_agent(cfg), trust=plain(cfg.trust), **options)
         if is_graph:

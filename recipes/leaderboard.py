@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import yamame
-from yamame.checks import UsageError
+from yamame.checks import UsageError, require_setting
 from yamame.cli.app import main
 from yamame.cli.nodes import instantiate, plain
 from yamame.cli.settings import LeaderboardConfig
@@ -83,8 +83,7 @@ def tier_of(cfg: LeaderboardConfig) -> dict[str, Any]:
         UsageError: The suite has no such tier.
     """
     tiers = plain(cfg.suite.tiers)
-    if cfg.tier not in tiers:
-        raise UsageError(f"tier: must be one of {', '.join(tiers)}, got {cfg.tier}")
+    require_setting("tier", cfg.tier, cfg.tier in tiers, f"be one of {', '.join(tiers)}")
     return tiers[cfg.tier]
 
 

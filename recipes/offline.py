@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from yamame import distributed
-from yamame.checks import UsageError
+from yamame.checks import SettingError
 from yamame.cli.app import main
 from yamame.cli.training_settings import OfflineConfig
 from yamame.runs import build
@@ -52,9 +52,8 @@ def train(cfg: OfflineConfig, callbacks: Sequence[Callback] = ()) -> float:
         env = run.closing(build.build_env(cfg, num_envs=1, seed=seed))
         data = build.build_data(cfg, env, transform=build.build_transform(cfg, env))
         if data is None:
-            raise UsageError(
-                "data: must be given, got none; set data=runs data.path=..., or data=npz"
-            )
+            remedy = "set data=runs data.path=..., or data=npz"
+            raise SettingError("data", None, "be given", remedy=remedy)
         batch_size = distributed.shard(cfg.schedule.batch_size, "schedule.batch_size")
         batches = Prefetcher(partial(data.sample, batch_size), cfg.device)
         components = {"agent": agent, **learner.components(), "data": data}

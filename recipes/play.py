@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
-from yamame.checks import UsageError
+from yamame.checks import UsageError, require_setting
 from yamame.cli.app import main
 from yamame.cli.nodes import plain
 from yamame.cli.settings import PlayConfig
@@ -40,6 +40,7 @@ from yamame.report.terminal import half_blocks
 from yamame.runs.trained import load_from_options
 from yamame.spaces import Spaces
 from yamame.spaces.from_specs import spaces_of
+from yamame.system.messages import one_line
 
 WRITERS = {"gif": write_gif, "mp4": write_mp4}
 
@@ -88,12 +89,9 @@ def play(cfg: PlayConfig) -> float:
     options = {"max_steps": cfg.max_steps, "greedy": cfg.greedy, "seed": cfg.seed}
     with closing(trained.build_env(num_envs=1, seed=cfg.seed)) as env:
         spectator = Spectator(cfg, env)
-        try:
-            policy = trained.build_agent(env).policy(gamma_index=gamma_index)
-            instruct(env, cfg.instruction)
-            episode = play_episode(policy, env, watch=spectator, **options)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        policy = trained.build_agent(env).policy(gamma_index=gamma_index)
+        instruct(env, cfg.instruction)
+        episode = play_episode(policy, env, watch=spectator, **options)
 
     total = float(episode["next", "reward"].sum())
     print(f"return {total:g} in {episode.shape[-1]} steps")
@@ -107,17 +105,11 @@ def play(cfg: PlayConfig) -> float:
 
 
 def check(cfg: PlayConfig) -> None:
-    """Raise for settings that are out of their range or need a missing package."""
-    if not 0.0 < cfg.fps <= 50.0:
-        raise UsageError(f"fps must be in (0, 50], got {cfg.fps}")
-    if cfg.video not in WRITERS:
-        raise UsageError(f"video must be one of {tuple(WRITERS)}, got {cfg.video!r}")
-    if cfg.video == "mp4" and importlib.util.find_spec("av") is None:
-        raise UsageError(
-            "video=mp4: the package av must be installed, run: pip install 'yamame[video]'"
-        )
-    if cfg.width < 1:
-        raise UsageError(f"width must be positive, got {cfg.width}")
+    """Raise for settings that need a missing package."""
+    can_write = cfg.video != "mp4" or importlib.util.find_spec("av") is not None
+    condition = "be gif without the package av"
+    remedy = "run: pip install 'yamame[video]'"
+    require_setting("video", cfg.video, can_write, condition, remedy=remedy)
 
 
 def instruct(env: EnvBase, text: str | None) -> None:
@@ -126,8 +118,8 @@ def instruct(env: EnvBase, text: str | None) -> None:
         # Repeated trials wrap the environment that takes instructions.
         env = getattr(env, "env", env)
     if not hasattr(env, "set_instruction"):
-        if text is not None:
-            raise UsageError(f"instruction: {type(env).__name__} takes none, got {text!r}")
+        condition = f"be null, because {type(env).__name__} takes no instructions"
+        require_setting("instruction", text, text is None, condition)
         return
 
     if text is None and sys.stdin.isatty():
@@ -135,8 +127,14 @@ def instruct(env: EnvBase, text: str | None) -> None:
             text = input("instruction (empty: drawn by the seed): ").strip() or None
         except EOFError:
             print()
-    if text is not None:
+    if text is None:
+        return
+    try:
         env.set_instruction(text)
+    except UsageError:
+        raise
+    except ValueError as error:  # of a class that does not use yamame.checks
+        raise UsageError(one_line(error), key="instruction") from error
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import Compose, EnvBase
 from yamame.agent import InContextAgent
-from yamame.checks import UsageError
+from yamame.checks import require_setting
 from yamame.cli.app import main
 from yamame.cli.training_settings import PPOConfig
 from yamame.collectors import EpisodeCollector
@@ -42,11 +42,10 @@ from yamame.training.seeding import seed_everything
 
 def train(cfg: PPOConfig, callbacks: Sequence[Callback] = ()) -> float:
     """Run the recipe; return success on held-out tasks, or the mean return without success."""
-    if build.relabels(cfg):
-        strategy = cfg.relabel.get("strategy")
-        raise UsageError(
-            f"relabel.strategy={strategy}: learning on-policy cannot relabel; set relabel=none"
-        )
+    strategy = cfg.relabel.get("strategy")
+    condition = "be none, because learning on-policy cannot relabel"
+    remedy = "set relabel=none"
+    require_setting("relabel.strategy", strategy, not build.relabels(cfg), condition, remedy=remedy)
     with Run(cfg, callbacks=callbacks) as run:
         seed_everything(cfg.seed)
         env = run.closing(build.build_env(cfg, num_envs=cfg.schedule.num_envs, seed=cfg.seed))
@@ -94,10 +93,9 @@ def check_context(agent: InContextAgent, env: EnvBase) -> None:
     """Raise for episodes that are longer than the memory of the encoder while it acts."""
     limit = agent.trajectory_encoder.context_length
     steps = build.longest_episode(env)
-    if limit is not None and steps is not None and steps >= limit:
-        raise UsageError(
-            f"context_length: must exceed the longest episode, {steps} steps, got {limit}"
-        )
+    if limit is not None and steps is not None:
+        condition = f"exceed the longest episode, {steps} steps"
+        require_setting("context_length", limit, limit > steps, condition)
 
 
 def epochs(cfg: PPOConfig, batch: TensorDictBase) -> Iterator[TensorDictBase]:

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import yamame
 from omegaconf import DictConfig
-from yamame.checks import UsageError, bounds_of
+from yamame.checks import UsageError, bounds_of, require_setting
 from yamame.cli.app import main
 from yamame.cli.jobs import overrides
 from yamame.cli.training_settings import ProbeConfig
@@ -65,11 +65,8 @@ def probe(cfg: ProbeConfig) -> NeededMemory:
     with closing(build_env(setting, num_envs=1, seed=0)) as env:
         longest = longest_episode(env)
     windows = distinct_windows(cfg.probe.windows, longest, setting.context_length)
-    if len(windows) < 2:
-        raise UsageError(
-            f"probe.windows: must differ in what agents see, but episodes have {longest} timestep, "
-            f"got {list(cfg.probe.windows)}"
-        )
+    condition = f"differ in what agents see, but episodes have {longest} timestep"
+    require_setting("probe.windows", list(cfg.probe.windows), len(windows) > 1, condition)
 
     runs = []
     for window in windows:
@@ -101,19 +98,18 @@ def check(cfg: ProbeConfig, given: list[str]) -> None:
     fixed = FIXED.intersection(map(key_of, given))
     if fixed:
         key = min(fixed)
-        raise UsageError(f"{key}: must be left to the probe; see probe.windows and probe.seeds")
+        remedy = "see probe.windows and probe.seeds"
+        raise UsageError("must be left to the probe", key=key, remedy=remedy)
     seeds = list(cfg.probe.seeds)
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise UsageError(f"probe.seeds: must name at least one seed, each once, got {seeds}")
-    if cfg.evaluation.num_episodes < 2:
-        episodes = cfg.evaluation.num_episodes
-        raise UsageError(f"evaluation.num_episodes: must be at least 2, got {episodes}")
+    differ = len(set(seeds)) == len(seeds)
+    condition = "name at least one seed, each once"
+    require_setting("probe.seeds", seeds, bool(seeds) and differ, condition)
+    episodes = cfg.evaluation.num_episodes
+    require_setting("evaluation.num_episodes", episodes, episodes >= 2, "be at least 2")
     windows = list(cfg.probe.windows)
-    if all(window == 1 for window in windows):
-        raise UsageError(
-            "probe.windows: must name a window of more than 1 timestep "
-            f"(a window of 1 is always added), got {windows}"
-        )
+    is_longer = any(window != 1 for window in windows)
+    condition = "name a window of more than 1 timestep (a window of 1 is always added)"
+    require_setting("probe.windows", windows, is_longer, condition)
     for name, bounds in bounds_of(judge_memory).items():
         value = cfg.probe[name]
         if not bounds.contain(value):
@@ -128,10 +124,8 @@ def train_agent(common: list[str], folder: Path, window: int | None, seed: int) 
     run = train_or_resume(*common, *own, on_interrupt=lambda: INTERRUPTED)
     before = run.checkpoints.read_config()["budget"]
     if before != run.config["budget"]:
-        raise UsageError(
-            f"run.name: {run.path} was trained with another budget, {before}; "
-            "give the probe another name"
-        )
+        message = f"{run.path} was trained with another budget, {before}"
+        raise UsageError(message, key="run.name", remedy="give the probe another name")
     return run
 
 

@@ -37,6 +37,7 @@ from yamame.report.terminal import print_columns
 from yamame.runs.build import build_agent, build_env, build_learner
 from yamame.runs.bundles import bundle_file, describe_tensors, recompute
 from yamame.runs.trained import load_trained
+from yamame.system.messages import one_line
 from yamame.training.learner import Learner
 
 NUM_LARGEST = 3
@@ -63,10 +64,9 @@ def replay(cfg: ReplayBatchConfig) -> float:
         parts |= recompute(learner, batch)
     except (ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
         # A bundle may be of another version, or damaged in any way.
-        reason = " ".join(str(error).split())[:200]
-        raise UsageError(
-            f"bundle: {path} must hold an update of its configuration: {reason}"
-        ) from error
+        reason = one_line(error, longest=200)
+        message = f"{path} must hold an update of its configuration: {reason}"
+        raise UsageError(message, key="bundle") from error
 
     rows = describe_tensors(entries)
     rows.sort(key=lambda row: -abs(row["number"]))

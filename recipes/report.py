@@ -28,7 +28,7 @@ if __name__ == "__main__":
 # isort: split
 from pathlib import Path
 
-from yamame.checks import UsageError
+from yamame.checks import SettingError
 from yamame.cli.app import main
 from yamame.cli.nodes import instantiate
 from yamame.cli.settings import ReportConfig
@@ -56,7 +56,6 @@ def report(cfg: ReportConfig) -> Path:
     Without a store, tables are filled from evidence and the folder of evidence is returned.
     """
     resampling = instantiate(cfg.resampling)
-    check_thresholds(list(cfg.thresholds))
     check_evidence(cfg)
     if cfg.store.tracking_uri is None:
         commands = fill_tables(cfg, [], resampling)
@@ -128,30 +127,16 @@ def check_evidence(cfg: ReportConfig) -> None:
     """Check that tables have evidence, that pages have tables, and that there is a source of runs.
 
     Raises:
-        UsageError: One of them is missing.
+        SettingError: One of them is missing.
     """
     if cfg.evidence is not None:
         check_folder(cfg.evidence, "evidence")
     elif cfg.tables:
-        raise UsageError(
-            "tables: must have a folder to be filled from, as evidence=docs/results, "
-            f"got tables={cfg.tables} and evidence=null"
-        )
+        condition = "be given for tables, as evidence=docs/results"
+        raise SettingError("evidence", None, condition)
     elif cfg.store.tracking_uri is None:
-        raise UsageError("store.tracking_uri: must be a store where there is no evidence, got null")
+        raise SettingError("store.tracking_uri", None, "be a store where there is no evidence")
     check_pages(pages_of(cfg))
-
-
-def check_thresholds(thresholds: list[float]) -> None:
-    """Check that thresholds are positive numbers.
-
-    Raises:
-        UsageError: One is not.
-    """
-    for value in thresholds:
-        # A boolean is an int to Python, but no threshold.
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise UsageError(f"thresholds: must be positive numbers, got {value!r}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import yamame
-from yamame.checks import UsageError
+from yamame.checks import require_setting
 from yamame.cli.app import main
 from yamame.cli.nodes import plain
 from yamame.cli.settings import ReproduceConfig
@@ -93,14 +93,10 @@ def overrides_of(cfg: ReproduceConfig) -> list[str]:
     """Return the overrides that all runs have in common.
 
     Raises:
-        UsageError: The memory or edition is unknown, the time is not positive, or the overrides are
-            wrong.
+        UsageError: The memory or edition is unknown, or the overrides are wrong.
     """
-    if cfg.minutes is not None and cfg.minutes <= 0:
-        raise UsageError(f"minutes: must be positive, or null for no limit, got {cfg.minutes}")
     for key, known in (("memory", cfg.memories), ("edition", cfg.editions)):
-        if cfg[key] not in known:
-            raise UsageError(f"{key}: must be one of {', '.join(known)}, got {cfg[key]}")
+        require_setting(key, cfg[key], cfg[key] in known, f"be one of {', '.join(known)}")
     experiment = f"experiment={cfg.contract.experiment}"
     memory = cfg.memories[cfg.memory]
     edition = cfg.editions[cfg.edition]

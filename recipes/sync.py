@@ -19,7 +19,7 @@ if __name__ == "__main__":
 # isort: split
 from pathlib import Path
 
-from yamame.checks import UsageError
+from yamame.checks import SettingError, UsageError
 from yamame.cli.app import main
 from yamame.cli.settings import SyncConfig
 from yamame.tracking import send_rest
@@ -29,7 +29,7 @@ def sync(cfg: SyncConfig) -> None:
     """Run the recipe; runs that cannot be sent do not keep the others from being sent."""
     runs = [cfg.run] if isinstance(cfg.run, str) else cfg.run
     if not runs:
-        raise UsageError("run: must be at least one run directory, got []")
+        raise SettingError("run", [], "be at least one run directory")
     problems = []
     for run in runs:
         try:

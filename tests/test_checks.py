@@ -53,6 +53,8 @@ class Derived(Layer):
         ({"size": 1, "limit": 0}, "limit", 0),
         ({"size": "3"}, "size", "3"),
         ({"size": True}, "size", True),
+        ({"size": 2.5}, "size", 2.5),
+        ({"size": float("inf")}, "size", float("inf")),
     ],
 )
 @pytest.mark.parametrize("cls", [Layer, Derived])

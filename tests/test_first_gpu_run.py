@@ -35,7 +35,9 @@ HIDDEN = set(json.loads('''{names}'''))
 class Finder(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] in HIDDEN else PathFinder.find_spec(name, path, target)
+        if name.partition(".")[0] in HIDDEN:
+            return None
+        return PathFinder.find_spec(name, path, target)
 
 sys.meta_path[:] = [Finder if finder is PathFinder else finder for finder in sys.meta_path]
 """
@@ -48,7 +50,8 @@ def hang():
     time.sleep(600)
 
 if "part" in sys.orig_argv and {parts}.intersection(sys.orig_argv):
-    command = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
+    program = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+    command = [sys.executable, "-c", program]
     child = subprocess.Popen(command, start_new_session=True)  # in no process group of the part
     with Path({pids!r}).open("a") as file:
         file.write(f"{{child.pid}}\\n")
@@ -328,7 +331,8 @@ INDEX = {
     "omegaconf": {"2.3.1": ["PyYAML>=5", "more; extra == 'all'"]},
     "gymnasium": {"1.4.0": ["numpy", "old; python_version < '3.0'"]},
     "pandas": {"3.0.1": ["numpy", "test; extra == 'test'"]}, "pydantic": {"2.13.0": []},
-    "orjson": {"3.13.0": []}, "pyyaml": {"6.0": []}, "antlr4-python3-runtime": {"4.13": [], "4.9.3": []},
+    "orjson": {"3.13.0": []}, "pyyaml": {"6.0": []},
+    "antlr4-python3-runtime": {"4.13": [], "4.9.3": []},
 }  # fmt: skip
 
 
@@ -370,8 +374,10 @@ import base64, sys, zipfile
 def build_wheel(folder, config_settings=None, metadata_directory=None):
     name = "plain-2.0-{tag}.whl"
     with zipfile.ZipFile(f"{{folder}}/{{name}}", "w") as archive:
-        archive.writestr("plain-2.0.dist-info/METADATA", "Metadata-Version: 2.1\\nName: plain\\nVersion: 2.0\\n")
-        archive.writestr("plain-2.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: {tag}\\n")
+        metadata = "Metadata-Version: 2.1\\nName: plain\\nVersion: 2.0\\n"
+        archive.writestr("plain-2.0.dist-info/METADATA", metadata)
+        wheel = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: {tag}\\n"
+        archive.writestr("plain-2.0.dist-info/WHEEL", wheel)
         archive.writestr("plain-2.0.dist-info/RECORD", "")
     return name
 """
@@ -379,7 +385,8 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 
 def source(folder, tag):
     files = {
-        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n',
+        "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = "
+        '"own"\nbackend-path = ["."]\n',
         "own.py": BACKEND.format(tag=tag),
         "PKG-INFO": "Metadata-Version: 2.1\nName: plain\nVersion: 2.0\n",
     }

@@ -1,5 +1,5 @@
-"""Measured laws of the house: which files a part needs beside it, what is imported, how deep a
-training step lies.
+"""Measured laws of the house: which files a part needs beside it, what is imported, what is read of
+errors, how deep a training step lies.
 """
 
 import ast
@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,142 @@ def test_the_early_command_line_loads_no_data_frames():
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert "yamame.cli.front" in loaded
     assert not {"pandas", "torch", "yamame.report"} & set(loaded)
+
+
+# Code reads fields of errors, not their texts.
+
+EDITS = {
+    "endswith",
+    "find",
+    "index",
+    "partition",
+    "removeprefix",
+    "removesuffix",
+    "replace",
+    "rpartition",
+    "split",
+    "splitlines",
+    "startswith",
+    "strip",
+}
+SEARCHES = {"findall", "finditer", "fullmatch", "match", "search", "sub", "subn"}
+TEXTS = {"first_line", "one_line", "repr", "str"}
+"""Functions that return the text of an error."""
+MAY_READ_TEXTS = {
+    "components/yamame/system/messages.py": "one_line and first_line make texts that are displayed",
+    "components/yamame/cli/explain.py": "Hydra's errors have no field for the key that is wrong",
+}
+"""Files that may read texts, with the reason."""
+
+
+def reads_of_texts(tree: ast.AST) -> list[int]:
+    """Lines that compare, search or edit the text of a caught error, or read its ``args``."""
+    found: set[int] = set()
+    for scope in ast.walk(tree):
+        errors: set[str] = set()
+        if isinstance(scope, ast.ExceptHandler) and scope.name is not None:
+            errors = {scope.name}
+        elif isinstance(scope, ast.FunctionDef):
+            # A helper that gets the error as an argument.
+            for argument in [*scope.args.args, *scope.args.kwonlyargs]:
+                kind = ast.unparse(argument.annotation) if argument.annotation else ""
+                if "Error" in kind or "Exception" in kind:
+                    errors.add(argument.arg)
+        if errors:
+            found.update(_reads_in(scope, errors))
+    return sorted(found)
+
+
+def _reads_in(scope: ast.AST, errors: set[str]) -> Iterator[int]:
+    texts: set[str] = set()  # variables that hold the text of an error
+
+    def is_error(node: ast.AST) -> bool:
+        return isinstance(node, ast.Name) and node.id in errors
+
+    def is_text(node: ast.AST) -> bool:
+        if isinstance(node, ast.Name):
+            return node.id in texts
+        if isinstance(node, ast.JoinedStr):
+            return any(is_error(inner) for inner in ast.walk(node))
+        is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        return is_call and node.func.id in TEXTS and any(map(is_error, node.args))
+
+    nodes = list(ast.walk(scope))
+    for node in nodes:
+        if isinstance(node, ast.Assign) and is_text(node.value):
+            texts.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    for node in nodes:
+        used: list[ast.AST] = []
+        if isinstance(node, ast.Compare):
+            used = [node.left, *node.comparators]
+        elif isinstance(node, ast.Subscript) or (
+            isinstance(node, ast.Attribute) and node.attr in EDITS
+        ):
+            used = [node.value]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            # Of the module re, or of a compiled expression.
+            used = node.args if node.func.attr in SEARCHES | {"split"} else []
+        is_args = isinstance(node, ast.Attribute) and node.attr == "args" and is_error(node.value)
+        if is_args or any(map(is_text, used)):
+            yield node.lineno
+
+
+def test_no_code_reads_the_text_of_another_error():
+    found = []
+    for folder in ("components", "recipes"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            name = str(file.relative_to(ROOT))
+            if name not in MAY_READ_TEXTS:
+                found += [f"{name}:{line}" for line in reads_of_texts(ast.parse(file.read_text()))]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", MAY_READ_TEXTS)
+def test_a_file_that_may_read_texts_does(name):
+    assert reads_of_texts(ast.parse((ROOT / name).read_text()))
+
+
+CAUGHT = "try:\n    f()\nexcept ValueError as error:\n    "
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CAUGHT + "if 'locked' in str(error): g()",
+        CAUGHT + "if str(error) == 'locked': g()",
+        CAUGHT + "raise UsageError(str(error).replace('a', 'b')) from error",
+        CAUGHT + "raise UsageError(f'{error}'.removeprefix('a')) from error",
+        CAUGHT + "raise UsageError(str(error).partition(':')[2])",
+        CAUGHT + "text = str(error)\n    g(text.startswith('a'))",
+        CAUGHT + "text = one_line(error)\n    g(text.split(': '))",
+        CAUGHT + "g(re.search('locked', str(error)))",
+        CAUGHT + "g(LOCKED.search(str(error)))",
+        CAUGHT + "g(error.args[0])",
+        CAUGHT + "g(str(error)[:100])",
+        "def is_locked(error: sqlite3.Error):\n    return 'locked' in str(error)",
+        "def g(error: Exception | None):\n    return error.args",
+        "class C:\n    def f(self):\n        "
+        + CAUGHT.replace("\n", "\n        ")
+        + "g(error.args)",
+    ],
+)
+def test_a_planted_read_of_a_text_is_found(text):
+    assert len(reads_of_texts(ast.parse(text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CAUGHT + "print(f'{name}: {error}; it is set aside')",
+        CAUGHT + "raise UsageError(one_line(error), key='data') from error",
+        CAUGHT + "if error.errno == errno.ENOSPC: g(error.name in names)",
+        CAUGHT + "g(isinstance(error, OSError), [first_line(error)], path.name.split('.'))",
+        "def f(text: str):\n    return text.split()",
+        "def f(args):\n    return args.args, str(args) == ''",
+    ],
+)
+def test_what_displays_an_error_or_reads_its_fields_is_allowed(text):
+    assert reads_of_texts(ast.parse(text)) == []
 
 
 # What happens when `python recipes/train.py` runs.

@@ -115,7 +115,8 @@ def compared(options: argparse.Namespace) -> list[list[Row]]:
 def without(arguments: list[str], flags: dict[str, int]) -> list[str]:
     """Return the arguments of a command without some flags and the values that follow them.
 
-    >>> without(["update", "--rounds", "5", "--versus", "encoder=gru"], {"--rounds": 1, "--versus": 1})
+    >>> given = ["update", "--rounds", "5", "--versus", "encoder=gru"]
+    >>> without(given, {"--rounds": 1, "--versus": 1})
     ['update']
     """
     kept, skip = [], 0
@@ -172,7 +173,8 @@ def show(rows: list[Row], before: list[Row] | None) -> None:
         print("| " + " | ".join(cells) + " |", flush=True)
     for row in earlier.values():
         print(
-            f"| {row.section} | {row.name} | | | {row.note} | {readable(row.seconds)} / {row.unit} | |"
+            f"| {row.section} | {row.name} | | | {row.note} | {readable(row.seconds)} / "
+            f"{row.unit} | |"
         )
 
 

@@ -283,7 +283,10 @@ def fit_rows(subject: Subject, clock: Clock) -> Iterator[Row]:
     learning = clock.time(lambda: subject.update(batch), seconds=2.0)
     note = f"{1 / acting:,.0f} a second"
     yield Row("fit", f"{num_envs} envs", "environment step", acting, None, note)
-    size = f"{subject.agent.num_parameters() / 1e6:.1f}M parameters, {cfg.schedule.batch_size} x {length}"
+    size = (
+        f"{subject.agent.num_parameters() / 1e6:.1f}M parameters, "
+        f"{cfg.schedule.batch_size} x {length}"
+    )
     note = f"{1 / learning:.1f} a second, {flops[0] / 1e9:.0f} GFLOP each"
     yield Row("fit", size, "update", learning, None, note)
     total = steps * acting + updates * learning

@@ -61,7 +61,10 @@ def on_page_content(html: str, **_: Any) -> str:
 
     def render(match: re.Match[str]) -> str:
         display = "block" if match[1] == "div" else "inline"
-        return f'<{match[1]} class="equation">{convert(unescape(match[2]), display=display)}</{match[1]}>'
+        return (
+            f"<{match[1]} "
+            f'class="equation">{convert(unescape(match[2]), display=display)}</{match[1]}>'
+        )
 
     return EQUATION.sub(render, html)
 

@@ -27,7 +27,8 @@ from yamame_envs import BatchedEnv
 from yamame_envs.gymnasium_env import GymnasiumEnv
 
 HEADER = (
-    "choice", "observation", "action", "horizon", "random return", "episodes", "envs", "steps/s", "x gymnasium"
+    "choice", "observation", "action", "horizon", "random return", "episodes", "envs", "steps/s",
+    "x gymnasium",
 )  # fmt: skip
 
 
@@ -83,7 +84,8 @@ def measured(choice: str, overrides: list[str], options: argparse.Namespace) -> 
         played.close()
     return [
         f"`env={choice}`", shapes(env), action(env), horizon,
-        f"{summary['return_mean']:.3f} ± {spread:.3f}", str(episodes), str(num_envs), f"{speed:,.0f}", ratio,
+        f"{summary['return_mean']:.3f} ± {spread:.3f}",
+        str(episodes), str(num_envs), f"{speed:,.0f}", ratio,
     ]  # fmt: skip
 
 

@@ -92,8 +92,10 @@ class Figures:
         """Format the figures as a line of the table."""
         per_hundred = 100 / max(self.statements, 1)
         return (
-            f"{name:28} {self.tokens / max(self.statements, 1):8.1f} {self.comments * per_hundred:8.1f} "
-            f"{self.comprehensions * per_hundred:8.1f} {self.tokens:9,} {len(self.relative):5} of {self.docstrings:,}"
+            f"{name:28} {self.tokens / max(self.statements, 1):8.1f} "
+            f"{self.comments * per_hundred:8.1f} "
+            f"{self.comprehensions * per_hundred:8.1f} {self.tokens:9,} "
+            f"{len(self.relative):5} of {self.docstrings:,}"
         )
 
 

@@ -118,7 +118,8 @@ def main() -> None:
     costs = read_costs(acting, learning)
     needed = costs.step / (costs.updates_per_step * costs.update)
     print(
-        f"A learner uses what {needed:.2g} cores play, at {costs.updates_per_step:.3g} updates a step.\n"
+        f"A learner uses what {needed:.2g} cores play, at {costs.updates_per_step:.3g} "
+        "updates a step.\n"
     )
     print("| arrangement | steps/s | held back by |\n|---|---|---|")
     for plan in plans(costs, cores=options.cores, learners=options.learners):

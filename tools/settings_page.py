@@ -21,10 +21,10 @@ INTRODUCTION = """\
 
 <!-- written by tools/settings_page.py -->
 
-Keys of the configuration of every recipe, with their values and meaning. `python recipes/train.py --help` shows
-them with the values that a command line chooses, and with the arguments of the classes that it names. Those
-arguments, below a `_target_` such as `encoder.d_model`, are described in the [API](api/index.md). Defaults are in
-the YAML files in [conf/](../conf).
+Keys of the configuration of every recipe, with their values and meaning. `python recipes/train.py
+--help` shows them with the values that a command line chooses, and with the arguments of the
+classes that it names. Those arguments, below a `_target_` such as `encoder.d_model`, are described
+in the [API](api/index.md). Defaults are in the YAML files in [conf/](../conf).
 
 A wrong key or value ends the command before anything is written, with a line for each mistake.
 """

@@ -394,19 +394,26 @@ def bounds_of(function: Callable[..., Any]) -> dict[str, Bounds]:
     >>> bounds_of(train)
     {'steps': Bounds(least=1, ...), 'decay': Bounds(least=0, most=1, ...)}
     """
+    return {name: bounds for name, (_, bounds) in _bounded_arguments(function).items()}
+
+
+def _bounded_arguments(function: Callable[..., Any]) -> dict[str, tuple[type, Bounds]]:
+    """Return the type and the bounds of every argument that has bounds."""
     target = function.__init__ if inspect.isclass(function) else function
     hints = typing.get_type_hints(target, include_extras=True)
     found = {}
     for name, hint in hints.items():
-        for bounds in _bounds_in(hint):
-            found[name] = bounds
+        for kind, bounds in _bounds_in(hint):
+            found[name] = (kind, bounds)
     return found
 
 
-def _bounds_in(hint: Any) -> Iterator[Bounds]:
+def _bounds_in(hint: Any) -> Iterator[tuple[type, Bounds]]:
     origin = typing.get_origin(hint)
     if origin is Annotated:
-        yield from (data for data in hint.__metadata__ if isinstance(data, Bounds))
+        for data in hint.__metadata__:
+            if isinstance(data, Bounds):
+                yield hint.__origin__, data
     elif origin in (typing.Union, types.UnionType):
         for member in typing.get_args(hint):
             yield from _bounds_in(member)
@@ -429,29 +436,33 @@ def check_bounds(function: Function) -> Function:
     """
     signature = inspect.signature(function)
     is_constructor = function.__name__ == "__init__"
-    bounds: dict[str, Bounds] = {}
+    bounded: dict[str, tuple[type, Bounds]] = {}
     is_read = False
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        nonlocal bounds, is_read
+        nonlocal bounded, is_read
         if not is_read:
             # Annotations are resolved at the first call: they may name classes defined later.
-            bounds = bounds_of(function)
+            bounded = _bounded_arguments(function)
             is_read = True
         try:
             arguments = signature.bind(*args, **kwargs).arguments
         except TypeError:
             # Python's own message about missing or unknown arguments is the better one.
             return function(*args, **kwargs)
+        # A subclass that inherits the constructor is what the user named.
+        owner = type(args[0]).__name__ if is_constructor else function.__name__
         for name, value in arguments.items():
-            if value is None or name not in bounds:
+            if value is None or name not in bounded:
                 continue
+            kind, bounds = bounded[name]
             is_number = isinstance(value, Real) and not isinstance(value, bool)
-            if not is_number or not bounds[name].contain(value):
-                # A subclass that inherits the constructor is what the user named.
-                owner = type(args[0]).__name__ if is_constructor else function.__name__
-                raise ArgumentError(owner, name, value, bounds[name].condition)
+            if not is_number or not bounds.contain(value):
+                raise ArgumentError(owner, name, value, bounds.condition)
+            # Counts such as 1e6 are floats, and whole.
+            if kind is int and value % 1 != 0:
+                raise ArgumentError(owner, name, value, "be an integer")
         return function(*args, **kwargs)
 
     return typing.cast(Function, checked)

@@ -1,8 +1,8 @@
-"""TorchRL environments for in-context reinforcement learning: natively batched ones, and other
-people's.
+"""TorchRL environments for in-context reinforcement learning.
 
-Names are loaded on first use, so importing this package is cheap and imports neither torch nor
-TorchRL. Where Gymnasium is installed, importing it also registers the environments there:
+Some are natively batched, others play third-party environments. Names are loaded on first use, so
+importing this package is cheap and imports neither torch nor TorchRL. Where Gymnasium is installed,
+importing it also registers the environments there:
 ``gymnasium.make("yamame_envs:yamame/MazeRunner-v0")``.
 """
 

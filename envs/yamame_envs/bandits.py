@@ -5,14 +5,20 @@ Source: RL^2, arXiv 1611.02779, section 3.1.
 
 from functools import cache
 from statistics import NormalDist
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchrl.data import Bounded, Categorical
-from yamame.checks import require, require_choice
+from yamame.checks import (
+    Bounds,
+    NonNegativeFloat,
+    PositiveInt,
+    check_bounds,
+    require_choice,
+)
 from yamame.execution.capturing import Constant
 
 from yamame_envs.base import BatchedEnv
@@ -21,14 +27,15 @@ from yamame_envs.streams import fold, integers, uniform
 from yamame_envs.tasks import Tensors
 
 _QUANTILES: Final = 2**16
-_ROWS_SHOWN: Final = 8  # of an arm's gauge
+# Height of the picture of an arm.
+_ROWS_SHOWN: Final = 8
 
 
 class Bandits(BatchedEnv):
-    """New arms in every episode; a pull pays at random, and nothing is seen but what it paid.
+    """Multi-armed bandits with new arms in every episode.
 
-    Action: the arm, 0..``num_arms`` - 1. Observation ``[N, 1]`` float32: always 0; all there is to
-    know is in ``prev_action`` and ``prev_reward``. An episode has exactly ``time_limit`` steps.
+    Action: the arm, 0..``num_arms`` - 1. Observation ``[N, 1]`` float32: always 0; all information
+    is in ``prev_action`` and ``prev_reward``. An episode has exactly ``time_limit`` steps.
     Success is to pull the arm with the highest mean at the last step.
 
     ``"bernoulli"``: an arm pays 1 with its own probability, uniform in [0, 1], else 0. Always
@@ -37,17 +44,17 @@ class Bandits(BatchedEnv):
     with normal noise. Pulling at random earns 0.
 
     Args:
-        num_envs: Bandits played at the same time.
-        num_arms: Arms, at least 2.
-        time_limit: Steps of an episode, at least 1.
-        reward: What an arm pays.
-        gaussian_std: Standard deviation of the noise of Gaussian rewards, at least 0.
-        observable: Whether the arms' means are shown, as ``hidden`` ``[N, num_arms]``.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
+        num_envs: Number of bandits, played at the same time.
+        num_arms: Number of arms, at least 2.
+        time_limit: Steps of an episode.
+        reward: Distribution of the rewards.
+        gaussian_std: Standard deviation of the noise of Gaussian rewards.
+        observable: Write the means of the arms to ``hidden`` ``[N, num_arms]``.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
 
     Raises:
-        ValueError: If a number is out of its range or ``reward`` is unknown.
+        ValueError: A number is out of its range or ``reward`` is unknown.
 
     >>> env = Bandits(num_envs=2, num_arms=5)
     >>> env.rollout(200)["next", "reward"].shape
@@ -56,22 +63,20 @@ class Bandits(BatchedEnv):
 
     _identity = ("means",)
 
+    @check_bounds
     def __init__(
         self,
         *,
-        num_envs: int = 1,
-        num_arms: int = 10,
-        time_limit: int = 100,
+        num_envs: PositiveInt = 1,
+        num_arms: Annotated[int, Bounds(least=2)] = 10,
+        time_limit: PositiveInt = 100,
         reward: Literal["bernoulli", "gaussian"] = "bernoulli",
-        gaussian_std: float = 1.0,
+        gaussian_std: NonNegativeFloat = 1.0,
         observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        kinds = ("bernoulli", "gaussian")
-        require(self.label, "num_arms", num_arms, num_arms >= 2, "be at least 2")
-        require_choice(self.label, "reward", reward, kinds)
-        require(self.label, "gaussian_std", gaussian_std, gaussian_std >= 0, "be at least 0")
+        require_choice(self.label, "reward", reward, ("bernoulli", "gaussian"))
         self._num_arms = num_arms
         self._gaussian = reward == "gaussian"
         self._std = gaussian_std
@@ -90,13 +95,14 @@ class Bandits(BatchedEnv):
 
     def _draw_tasks(self, task_seed: Tensor) -> Tensors:
         key = fold(task_seed, 0)
-        means = (
-            self._normal(key, self._num_arms) if self._gaussian else uniform(key, self._num_arms)
-        )
+        if self._gaussian:
+            means = self._normal(key, self._num_arms)
+        else:
+            means = uniform(key, self._num_arms)
         return {"means": means, "best": means.argmax(-1), "pulls": fold(task_seed, 1)}
 
     def _normal(self, key: Tensor, *shape: int) -> Tensor:
-        """Standard normal numbers, the same on every device: ``[*] -> [*, *shape]`` float32."""
+        """Draw standard normal numbers, the same on any device: ``[*] -> [*, *shape]`` float32."""
         return self._quantiles.on(key.device)[integers(key, _QUANTILES, *shape)]
 
     def _begin(self, task: Tensors) -> Tensors:
@@ -107,11 +113,10 @@ class Bandits(BatchedEnv):
     ) -> tuple[Tensors, Tensor, Tensor]:
         mean = task["means"].gather(1, action.unsqueeze(-1))
         key = fold(task["pulls"].unsqueeze(-1), state["step_index"])
-        reward = (
-            mean + self._std * self._normal(key)
-            if self._gaussian
-            else (uniform(key) < mean).float()
-        )
+        if self._gaussian:
+            reward = mean + self._std * self._normal(key)
+        else:
+            reward = (uniform(key) < mean).float()
         last = state["step_index"] + 1 >= self._horizon
         return {}, reward, last & (action == task["best"]).unsqueeze(-1)
 
@@ -122,7 +127,7 @@ class Bandits(BatchedEnv):
         return task["means"].to(torch.float32, copy=True)
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
-        """Draws one env: ``[H, W, 3]`` uint8 RGB.
+        """Draw one env: ``[H, W, 3]`` uint8 RGB.
 
         A bar per arm is as high as the arm's mean, the best one's is bright. The disc is below the
         arm that was pulled last, and the dot above it shows that more was paid than an arm pays on
@@ -153,10 +158,11 @@ class Bandits(BatchedEnv):
 
 @cache
 def _normal_quantiles() -> tuple[float, ...]:
-    """Equally likely numbers whose distribution function is within 2^-17 of the standard normal
-    one.
+    """Return equally likely numbers that approximate the standard normal distribution.
 
-    Drawing one of them by its index is exact on every device; the usual transformations of uniform
+    Their distribution function is within 2^-17 of the normal one.
+
+    Drawing one of them by its index is exact on every device. The usual transformations of uniform
     numbers take logarithms or error functions, which differ between devices in their last bits.
     """
     quantile = NormalDist().inv_cdf

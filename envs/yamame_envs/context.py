@@ -1,12 +1,12 @@
-"""What all environments of this package show, and how they are stepped and reset.
+"""Base class of all environments of this package: context entries, seeds, step and reset.
 
-A `ContextEnv` plays N independent envs. At every timestep it writes, besides its own observation,
-the context that `yamame.transforms.context` describes (``prev_action``, ``prev_reward``, ``time``
-if there is a time limit, ``trial_start``, ``step_index``, ``is_init``) and, where it can tell,
-``success`` ``[N, 1]`` bool: the whole task is done.
+A `ContextEnv` plays N independent envs. Besides its own observation it writes the context of
+`yamame.transforms.context` at every timestep (``prev_action``, ``prev_reward``, ``time`` if there
+is a time limit, ``trial_start``, ``step_index``, ``is_init``) and, where it is known, ``success``
+``[N, 1]`` bool: the whole task is done.
 
-Env ``i``'s ``e``-th episode plays the task of seed ``fold(fold(seed, i), e)``: the same seed
-replays the same tasks, and an env's tasks do not depend on how many other envs there are.
+Episode e of env i plays the task of seed ``fold(fold(seed, i), e)``: the same seed replays the same
+tasks, and the tasks of an env do not depend on the number of envs.
 """
 
 from abc import abstractmethod
@@ -20,7 +20,7 @@ from torchrl.data import Binary, Categorical, Composite, Unbounded
 from torchrl.data.tensor_specs import TensorSpec
 from torchrl.envs import EnvBase
 from yamame.actions import ActionEncoding
-from yamame.checks import require
+from yamame.checks import PositiveInt, check_bounds, require
 from yamame.execution.capturing import capturing
 from yamame.keys import DONE
 from yamame.transforms import context_specs
@@ -29,10 +29,10 @@ from yamame_envs.streams import fold
 
 
 class ContextEnv(EnvBase):
-    """Base class: specs, seeds, and the fused step of envs that begin a new episode by themselves.
+    """Base class with specs, seeds, and a fused step that begins new episodes.
 
-    A subclass says how episodes begin and how all envs are stepped: `_begin_episodes`, `_advance`,
-    `_present` and `_restart`. Where its steps can be captured, it says so by `capture_obstacle`.
+    A subclass implements `_begin_episodes`, `_advance`, `_present` and `_restart`. If its steps can
+    be captured in a graph, it overrides `capture_obstacle`.
 
     ``reset`` takes, besides ``_reset``, an optional entry ``task_seed`` ``[N, 1]`` int64: the envs
     that reset play exactly these tasks, and their numbered episodes wait. ``step_and_maybe_reset``
@@ -40,55 +40,49 @@ class ContextEnv(EnvBase):
     action to the next timestep.
 
     Args:
-        num_envs: N, at least 1.
-        time_limit: Steps after which an episode is over, at least 1; None where there is no limit
-            to be seen.
+        num_envs: Number of envs N.
+        time_limit: Steps after which an episode is over; None without a visible limit.
         action: Spec of one env's action, see `yamame.actions.ActionEncoding`.
-        observations: Spec of one env of every entry that is observed.
-        tells_success: Whether ``success`` is shown.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
+        observations: Spec of one env for every observed entry.
+        tells_success: Write the entry ``success``.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ArgumentError: A number is out of its range.
     """
 
     _overrides: tuple[str, ...] = ()
-    """Entries of the task that a reset may set otherwise than their task seed says."""
+    """Entries of a task that a reset may replace by others than those of the task seed."""
 
+    @check_bounds
     def __init__(
         self,
         *,
-        num_envs: int,
-        time_limit: int | None,
+        num_envs: PositiveInt,
+        time_limit: PositiveInt | None,
         action: TensorSpec,
         observations: Mapping[str, TensorSpec],
         tells_success: bool = True,
         seed: int,
         device: str | torch.device,
     ) -> None:
-        require(self.label, "num_envs", num_envs, num_envs >= 1, "be at least 1")
-        require(
-            self.label,
-            "time_limit",
-            time_limit,
-            time_limit is None or time_limit >= 1,
-            "be at least 1",
-        )
         super().__init__(device=device, batch_size=torch.Size([num_envs]))
         self.is_closed = False
         self._encoding = ActionEncoding(action)
         self._time_limit = time_limit
         self._set_specs(observations, action, tells_success)
-        self._known = {"action", "next", "_reset", "task_seed", *self._overrides}
-        self._known |= {*self.observation_spec.keys(), *self.full_done_spec.keys(), "reward"}
+        # Entries that the environment reads or writes; all others belong to the policy.
+        self._known = {"action", "reward", "next", "_reset", "task_seed", *self._overrides}
+        self._known.update(self.observation_spec.keys())
+        self._known.update(self.full_done_spec.keys())
         horizon = torch.tensor(float(time_limit or 1), device=self.device)
         self.register_buffer("_horizon", horizon, persistent=False)
         self.set_seed(seed)
 
     @property
     def label(self) -> str:
-        """What errors call this environment."""
+        """Name of this environment in messages."""
         return type(self).__name__
 
     def _set_specs(
@@ -109,84 +103,94 @@ class ContextEnv(EnvBase):
         self.action_spec = action.to(self.device).expand(num_envs, *action.shape)
         self.reward_spec = Unbounded(dtype=torch.float32, **column)
         flag = Categorical(2, dtype=torch.bool, **column)
+        # One spec object per entry, because TorchRL changes them in place.
         done = {name: flag.clone() for name in DONE}
         self.full_done_spec = Composite(done, shape=self.batch_size, device=self.device)
 
     @property
     def novelty(self) -> str | None:
-        """What is new in tasks of one side of a split to an agent trained on the other side, as
-        ``"new mazes"``.
+        """Description of what is new on the other side of a split, such as ``"new mazes"``.
 
-        None: nothing but seeds, so that training may meet the same tasks.
+        None: only seeds differ, so training may meet the same tasks.
         """
         return None
 
     def task_hashes(self) -> Tensor | None:
-        """Hashes ``[N]`` int64 of the tasks that the envs play, after a reset; None where they are
-        unknown.
+        """Return the hashes ``[N]`` int64 of the current tasks; None if they are unknown.
 
-        Equal tasks have equal hashes, whatever their seeds. Evaluations count the different tasks,
-        and take them as the unit of intervals (`yamame.evaluation.EvaluationResult`).
+        It must be called after a reset. Equal tasks have equal hashes, whatever their seeds.
+        Evaluations count the different tasks, and take them as the unit of intervals
+        (`yamame.evaluation.EvaluationResult`).
         """
         return None
 
     @property
     def plays_all_tasks(self) -> bool:
-        """Whether there are so few tasks that an evaluation plays all of them, which are then no
-        sample of others.
+        """True if there are so few tasks that an evaluation plays all of them.
+
+        They are then no sample of a larger set.
         """
         return False
 
     @property
     def capture_obstacle(self) -> str | None:
-        """What keeps steps from being captured, see `yamame.execution.capturing`; None if nothing
-        does.
+        """Reason why steps cannot be captured, see `yamame.execution.capturing`; None if they can.
 
-        Steps that can be captured never wait for the device: nobody looks whether any episode ends.
+        Steps that can be captured never wait for the device, so they also do not test whether any
+        episode ends.
         """
         return self.label
 
     @property
     @abstractmethod
     def _present(self) -> Mapping[str, Any]:
-        """The timestep that all envs are at; empty before the first reset."""
+        """Current timestep of all envs. Empty before the first reset."""
 
     @abstractmethod
     def _restart(self, streams: Tensor) -> None:
-        """From the next reset on, env i's e-th episode has the task seed
-        ``fold(streams[i], e)``.
+        """Set the streams: episode e of env i has the task seed ``fold(streams[i], e)``.
+
+        They are used from the next reset on.
         """
 
     @abstractmethod
     def _begin_episodes(self, begins: Tensor, tensordict: TensorDictBase | None) -> None:
-        """Begins an episode in the envs of a mask ``[N]``; ``tensordict`` is what `reset` was
-        given, if anything.
+        """Begin an episode in some envs.
+
+        Args:
+            begins: ``[N]`` bool, the envs.
+            tensordict: Argument of `reset`; None where a step begins the episode.
         """
 
     def _begin_again(self, begins: Tensor, task_seed: Tensor) -> None:
-        """Begins another episode of the task that the envs of a mask play; the seeds are all envs'
-        ``[N, 1]``.
+        """Begin another episode of the current task in some envs.
+
+        Args:
+            begins: ``[N]`` bool, the envs.
+            task_seed: ``[N, 1]`` int64, seeds of the current tasks of all envs.
         """
         self._begin_episodes(begins, self._wrap({"task_seed": task_seed}))
 
     def reserve(self, num_steps: int) -> bool:
-        """Does ahead what the host has to do for so many steps, so that none of them waits for it.
+        """Do the work of the host for ``num_steps`` steps in advance, so that no step waits for it.
 
-        Steps see to that themselves. It must be called before steps that are captured
-        (`torch.compile`, CUDA graphs).
+        It must be called before steps that are captured (`torch.compile`, CUDA graphs). Other steps
+        call it when they need it.
 
         Returns:
-            Whether steps can be captured now.
+            True if steps can be captured.
 
         Raises:
-            ValueError: If an action of an earlier step was out of bounds.
+            ArgumentError: An action of an earlier step was out of bounds.
         """
         return self.capture_obstacle is None
 
     @abstractmethod
     def _advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
-        """Steps all envs; returns what is shown, and the reward ``[N, 1]`` as a tensor of its
-        own.
+        """Step all envs.
+
+        Returns:
+            The entries of the next timestep, and the reward ``[N, 1]`` as a separate tensor.
         """
 
     def _set_seed(self, seed: int | None) -> None:
@@ -198,7 +202,8 @@ class ContextEnv(EnvBase):
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDict:
         begins = self._resetting(tensordict)
         if self.device.type != "cpu":
-            self.reserve(1)  # which refuses actions of earlier steps
+            # Raises if an action of an earlier step was out of bounds.
+            self.reserve(1)
         if self._may_be_any(begins):
             self._begin_episodes(begins, tensordict)
         return self._wrap(dict(self._present))
@@ -210,43 +215,44 @@ class ContextEnv(EnvBase):
         begins = mask.view(self.batch_size)
         if not self._present:
             got = f"{int(begins.sum())} envs"
-            require(self.label, "_reset", got, bool(begins.all()), "cover all envs at first")
+            condition = "cover all envs at the first reset"
+            require(self.label, "_reset", got, bool(begins.all()), condition)
         return begins
 
     def _may_be_any(self, mask: Tensor) -> bool:
-        """Whether there may be envs in a mask: it is looked at, unless a look would wait or cannot
-        be captured.
-        """
-        waits = capturing() or not mask.is_cpu
-        return (waits and self.capture_obstacle is None) or bool(mask.any())
+        """Return False only if a mask is known to be empty."""
+        # Reading a mask on the device would wait for it, and cannot be captured. Steps that can be
+        # captured are correct for an empty mask as well.
+        is_costly = capturing() or not mask.is_cpu
+        if is_costly and self.capture_obstacle is None:
+            return True
+        return bool(mask.any())
 
     def _chosen_tasks(self, tensordict: TensorDictBase | None) -> Tensor | None:
-        """The task seeds ``[N]`` that a reset asks for, if it does."""
+        """Return the task seeds ``[N]`` in the argument of a reset; None if there are none."""
         seeds = None if tensordict is None else tensordict.get("task_seed", None)
         if seeds is None:
             return None
         shape = (self.batch_size[0], 1)
-        good = seeds.shape == shape and seeds.dtype == torch.int64
-        require(
-            self.label,
-            "task_seed",
-            f"{seeds.dtype} {tuple(seeds.shape)}",
-            good,
-            f"be int64 {shape}",
-        )
+        fits = seeds.shape == shape and seeds.dtype == torch.int64
+        got = f"{seeds.dtype} {tuple(seeds.shape)}"
+        require(self.label, "task_seed", got, fits, f"be int64 {shape}")
         return seeds[:, 0]
 
     def _check_action(self, action: Tensor, step_index: Tensor) -> None:
-        """Raises where an action ``[N, ...]`` is out of bounds; ``step_index`` ``[N, 1]`` tells
-        when.
+        """Raise if an action is out of bounds.
+
+        Args:
+            action: ``[N, ...]``.
+            step_index: ``[N, 1]``, for the message.
         """
         low, high = self._encoding.bounds(action.device)
-        good = (action >= low) & (action <= high)
-        if not good.all():
-            env = int((~good).nonzero()[0, 0])
+        in_bounds = (action >= low) & (action <= high)
+        if not in_bounds.all():
+            env_id = int((~in_bounds).nonzero()[0, 0])
             raise ValueError(
                 f"{self.label}: action must be in {low.tolist()}..{high.tolist()}, "
-                f"got {action[env].tolist()} in env {env} at step {int(step_index[env])}"
+                f"got {action[env_id].tolist()} in env {env_id} at step {int(step_index[env_id])}"
             )
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
@@ -259,6 +265,7 @@ class ContextEnv(EnvBase):
         return tensordict.get("action")
 
     def _wrap(self, entries: Mapping[str, Any]) -> TensorDict:
+        # The checks of the public constructor cost more than a step.
         return TensorDict._new_unsafe(entries, batch_size=self.batch_size, device=self.device)
 
     def _step_and_maybe_reset(
@@ -266,6 +273,7 @@ class ContextEnv(EnvBase):
     ) -> tuple[TensorDictBase, TensorDictBase]:
         keys = set(tensordict.keys())
         if self.run_type_checks or "next" in keys or "_step" in keys:
+            # Rare cases, which need not be fast.
             return super()._step_and_maybe_reset(tensordict)
         self._assert_tensordict_shape(tensordict)
         if tensordict.device != self.device:
@@ -278,9 +286,8 @@ class ContextEnv(EnvBase):
             self._begin_episodes(begins, None)
         root = self._wrap(dict(self._present))
         foreign = keys - self._known
-        if (
-            foreign
-        ):  # a policy's own entries stay; as in `EnvBase`, they are cleared if only some envs begin
+        if foreign:
+            # Entries of the policy stay. As in `EnvBase`, they are cleared if only some envs begin.
             kept = tensordict.select(*foreign)
             if some_begin:
                 kept = kept.where(~begins | begins.all(), other=kept.empty(), pad=0)
@@ -288,5 +295,5 @@ class ContextEnv(EnvBase):
         return tensordict, root
 
     def present(self) -> TensorDict:
-        """The timestep that all envs are at: what `reset` or the last step showed."""
+        """Return a copy of the current timestep, as returned by `reset` or the last step."""
         return self._wrap(dict(self._present)).clone()

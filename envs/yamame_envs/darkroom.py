@@ -4,14 +4,14 @@ Source: Algorithm Distillation, arXiv 2210.14215 (Dark Key-To-Door), as played i
 2310.09971.
 """
 
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchrl.data import Bounded, Categorical
-from yamame.checks import require, require_choice
+from yamame.checks import Bounds, PositiveInt, check_bounds, require_choice
 
 from yamame_envs.base import BatchedEnv
 from yamame_envs.maze import DIRECTIONS
@@ -40,31 +40,30 @@ class DarkKeyDoor(BatchedEnv):
     opened the door.
 
     Args:
-        num_envs: Rooms played at the same time.
+        num_envs: Number of rooms, played at the same time.
         size: Cells along a side, at least 2.
-        trial_limit: Length of an attempt, at least 1; see ``attempts``.
+        trial_limit: Length of an attempt; see ``attempts``.
         time_limit: Steps of an episode, which ends then and never earlier.
-        attempts: How one attempt follows another. ``"soft_reset"``, which AMAGO's published results
-            were played with: the step that ends an attempt already shows the first timestep of the
-            next one, and an attempt ends with its step ``trial_limit + 1``. ``"reset_step"``, of
-            AMAGO's later versions: an attempt ends with its step ``trial_limit`` and shows its own
-            last timestep; the step after it leads to the start, whatever its action, and pays
-            nothing.
-        light: Whether the door and the key can be seen.
-        randomize_actions: Whether what the five actions do is permuted anew in every episode.
-        split: Which rooms episodes play: ``all``; ``train``, all but a share that is held out;
+        attempts: Transition between attempts. ``"soft_reset"``, as in AMAGO's published results:
+            the step that ends an attempt already shows the first timestep of the next one, and an
+            attempt ends with its step ``trial_limit + 1``. ``"reset_step"``, as in AMAGO's later
+            versions: an attempt ends with its step ``trial_limit`` and shows its own last timestep;
+            the step after it leads to the start, whatever its action, and pays nothing.
+        light: Make door and key visible.
+        randomize_actions: Permute the effects of the five actions anew in every episode.
+        split: Rooms that episodes play: ``all``; ``train``, all but a share that is held out;
             ``test``, that share (`yamame_envs.split`).
-        split_by: What is held out: ``rooms``, pairs of key and door, whatever the start and the
+        split_by: Held-out entries: ``rooms``, pairs of key and door, whatever the start and the
             actions; ``rooms_and_starts``, key, door and start together. Permuted actions are then
             part of the combination, so training may meet the same start in the same room with other
             actions.
-        observable: Whether door and key are shown as ``hidden`` ``[N, 4]``, as ``light`` has them;
-            permuted actions stand behind them as one-hots, ``[N, 29]``.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
+        observable: Write door and key to ``hidden`` ``[N, 4]``, in the format of ``light``,
+            followed by permuted actions as one-hots, ``[N, 29]``.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
 
     Raises:
-        ValueError: If a setting is out of its range.
+        ValueError: A setting is out of its range.
 
     >>> env = DarkKeyDoor(num_envs=2, size=5, trial_limit=10, time_limit=100)
     >>> env.rollout(200)["observation"].shape
@@ -81,13 +80,14 @@ class DarkKeyDoor(BatchedEnv):
     _places: Tensor
     _trial_length: Tensor
 
+    @check_bounds
     def __init__(
         self,
         *,
-        num_envs: int = 1,
-        size: int = 9,
-        trial_limit: int = 50,
-        time_limit: int = 500,
+        num_envs: PositiveInt = 1,
+        size: Annotated[int, Bounds(least=2)] = 9,
+        trial_limit: PositiveInt = 50,
+        time_limit: PositiveInt = 500,
         attempts: Attempts = "soft_reset",
         light: bool = False,
         randomize_actions: bool = False,
@@ -97,10 +97,7 @@ class DarkKeyDoor(BatchedEnv):
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        require(self.label, "size", size, size >= 2, "be at least 2")
-        require(self.label, "trial_limit", trial_limit, trial_limit >= 1, "be at least 1")
-        known = get_args(Attempts)
-        require_choice(self.label, "attempts", attempts, known)
+        require_choice(self.label, "attempts", attempts, get_args(Attempts))
         self._hold_out(split, split_by)
         if randomize_actions and split_by == "rooms_and_starts":
             self._novelty = "new combinations of room, start and actions"
@@ -130,7 +127,8 @@ class DarkKeyDoor(BatchedEnv):
         places = torch.stack([index // size, index % size], -1)
         targets = (places.unsqueeze(1) + torch.tensor([*DIRECTIONS, (0, 0)])).clamp(0, size - 1)
         next_cell = (targets[..., 0] * size + targets[..., 1]).flatten()
-        length = torch.tensor(float(self._trial_limit))  # a tensor: only so do devices divide alike
+        # Devices round a division by a tensor alike, but not one by a number.
+        length = torch.tensor(float(self._trial_limit))
         self.register_buffer("_next_cell", next_cell.to(self.device), persistent=False)
         self.register_buffer("_places", (places / size).to(self.device), persistent=False)
         self.register_buffer("_trial_length", length.to(self.device), persistent=False)
@@ -149,11 +147,13 @@ class DarkKeyDoor(BatchedEnv):
             "cell": start.clone(),
             "has_key": no,
             "clock": torch.zeros_like(start),
-            "opened": no.clone(),  # whether the last attempt that was completed opened the door
+            # The last completed attempt opened the door.
+            "opened": no.clone(),
             "trial_start": ~no.unsqueeze(-1),
         }
         if self._attempts == "reset_step":
-            state["over"] = no.clone()  # whether the next step begins an attempt
+            # The next step begins an attempt.
+            state["over"] = no.clone()
         return state
 
     def _transition(
@@ -165,8 +165,10 @@ class DarkKeyDoor(BatchedEnv):
         if self._attempts == "soft_reset":
             over = begins = opens | (clock > self._trial_limit)
         else:
+            # The step after the end of an attempt only leads to the start.
             begins = state["over"]
-            picks_up, opens = picks_up & ~begins, opens & ~begins
+            picks_up = picks_up & ~begins
+            opens = opens & ~begins
             over = opens | ((clock >= self._trial_limit) & ~begins)
             extra["over"] = over
         opened = torch.where(over, opens, state["opened"])
@@ -182,14 +184,14 @@ class DarkKeyDoor(BatchedEnv):
         return {**new, **extra}, reward, last & opened.unsqueeze(-1)
 
     def _walk(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The cell that the action leads to, and whether the key is found and the door opened
-        there.
-        """
+        """Return the next cell, and masks of envs that pick up the key or open the door there."""
         if self._randomize:
             action = task["actions"].gather(1, action.unsqueeze(-1)).squeeze(-1)
         cell = self._next_cell.index_select(0, 5 * state["cell"] + action)
         has_key = state["has_key"]
-        return cell, ~has_key & (cell == task["key"]), has_key & (cell == task["door"])
+        picks_up = ~has_key & (cell == task["key"])
+        opens = has_key & (cell == task["door"])
+        return cell, picks_up, opens
 
     def _observe(self, task: Tensors, state: Tensors) -> Tensors:
         clock = (state["clock"] / self._trial_length).unsqueeze(-1)
@@ -203,7 +205,7 @@ class DarkKeyDoor(BatchedEnv):
         return torch.cat(seen + ([one_hots(task["actions"], 5)] if self._randomize else []), 1)
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
-        """Draws one env: ``[H, W, 3]`` uint8 RGB.
+        """Draw one env: ``[H, W, 3]`` uint8 RGB.
 
         The agent is a disc. What is to be reached next, the key or the door, is a bright disc
         within a ring, the door before its turn is a ring, the key that was found a small dot.

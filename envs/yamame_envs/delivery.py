@@ -1,17 +1,16 @@
-"""Package Delivery: carry packages along a road whose forks and whose way to put down must be found
-out.
+"""Package Delivery: carry packages along a road with unknown forks.
 
 Source: AMAGO, arXiv 2310.09971, section 5 and appendix (Package Delivery).
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchrl.data import Bounded, Categorical
-from yamame.checks import require
+from yamame.checks import ArgumentError, Bounds, PositiveInt, check_bounds, require
 from yamame.goals import GOAL_PAD, num_goals
 
 from yamame_envs.goal_env import GoalEnv
@@ -21,13 +20,14 @@ from yamame_envs.streams import fold, integers, permutation
 from yamame_envs.tasks import Tensors, one_hots
 
 _COLUMNS_SHOWN = 41
-_BUTTONS = 3, 6  # first and last action that places a package
-_PACKAGES = 3  # carried for every destination
+# First and last action that may place a package.
+_BUTTONS = 3, 6
+# Packages per destination.
+_PACKAGES = 3
 
 
 class PackageDelivery(GoalEnv):
-    """A road with hidden turns at its forks; packages are to be placed at destinations on it, in
-    order.
+    """Road with hidden turns, along which packages are placed at destinations in order.
 
     The agent starts at position 0 of a road of ``length`` cells; a step past the last cell leads to
     0 again. Each episode draws floor(``length`` / 5) // 2 to floor(``length`` / 5) forks, each with
@@ -49,24 +49,25 @@ class PackageDelivery(GoalEnv):
     destination or at the time limit.
 
     Args:
-        num_envs: Roads travelled at the same time.
+        num_envs: Number of roads, played at the same time.
         length: Cells of the road, at least 2.
-        min_packages: Destinations at least; every number up to ``max_packages`` is equally likely.
-        max_packages: Destinations at most.
-        time_limit: Steps of an episode at most.
-        split: Which tasks episodes play: ``all``; ``train``, all but a share that is held out;
+        min_packages: Smallest number of destinations. Every number up to ``max_packages`` is
+            equally likely.
+        max_packages: Largest number of destinations.
+        time_limit: Largest number of steps of an episode.
+        split: Tasks that episodes play: ``all``; ``train``, all but a share that is held out;
             ``test``, that share (`yamame_envs.split`).
-        split_by: What is held out: ``roads``, pairs of a road (its forks) and a button, whatever
+        split_by: Held-out entries: ``roads``, pairs of a road (its forks) and a button, whatever
             the destinations, so training may meet the same road with another button;
             ``roads_and_goals``, combinations of a road, a button and an instruction. Relabelling
             must then reject held-out instructions (`held_out_instructions`).
-        observable: Whether ``hidden`` ``[N, length + 4]`` shows which branch goes on at every cell
-            (1 right, -1 left, 0 no fork) and which button places packages, as a one-hot.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
+        observable: Write ``hidden`` ``[N, length + 4]``: the branch that goes on at every cell (1
+            right, -1 left, 0 no fork), and the button that places packages as a one-hot.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
 
     Raises:
-        ValueError: If a number is out of its range, or the road with the most forks has fewer other
+        ValueError: A number is out of its range, or the road with the most forks has fewer other
             cells than ``max_packages``.
 
     >>> env = PackageDelivery(num_envs=2, length=30)
@@ -81,14 +82,15 @@ class PackageDelivery(GoalEnv):
         ),
     }
 
+    @check_bounds
     def __init__(
         self,
         *,
-        num_envs: int = 1,
-        length: int = 30,
-        min_packages: int = 2,
-        max_packages: int = 4,
-        time_limit: int = 180,
+        num_envs: PositiveInt = 1,
+        length: Annotated[int, Bounds(least=2)] = 30,
+        min_packages: PositiveInt = 2,
+        max_packages: PositiveInt = 4,
+        time_limit: PositiveInt = 180,
         split: Split = "all",
         split_by: Literal["roads", "roads_and_goals"] = "roads",
         observable: bool = False,
@@ -117,14 +119,13 @@ class PackageDelivery(GoalEnv):
 
     @classmethod
     def _check_settings(cls, length: int, min_packages: int, max_packages: int) -> None:
-        require(cls.__name__, "length", length, length >= 2, "be at least 2")
+        owner = cls.__name__
+        # Cells without a fork on the road with the most forks, the start left out.
         room = length - 1 - length // 5
-        good = 1 <= max_packages <= room
-        require(
-            cls.__name__, "max_packages", max_packages, good, f"be in 1..{room} at length {length}"
-        )
-        good = 1 <= min_packages <= max_packages
-        require(cls.__name__, "min_packages", min_packages, good, f"be in 1..{max_packages}")
+        condition = f"be in 1..{room} at length {length}"
+        require(owner, "max_packages", max_packages, max_packages <= room, condition)
+        condition = f"be in 1..{max_packages}"
+        require(owner, "min_packages", min_packages, min_packages <= max_packages, condition)
 
     def _draw_tasks(self, task_seed: Tensor) -> Tensors:
         least, most = self._forks
@@ -134,21 +135,20 @@ class PackageDelivery(GoalEnv):
         branch = 1 + integers(fold(task_seed, 2), 2, most)
         onward = cells.new_zeros(len(cells), self._length)
         return {
-            "onward": onward.scatter_(
-                1, cells[:, :most], branch * used
-            ),  # the action that leads on
+            # The action that leads on at each cell; 0 without a fork.
+            "onward": onward.scatter_(1, cells[:, :most], branch * used),
             "button": _BUTTONS[0] + integers(fold(task_seed, 3), 4),
             "instruction": self._destinations(task_seed, cells[:, most:]),
         }
 
     def _destinations(self, task_seed: Tensor, cells: Tensor) -> Tensor:
-        """Takes the first of the cells ``[R, *]`` in random order: ``[R, K, 1]``."""
+        """Return the first of the shuffled cells ``[R, *]``, sorted: ``[R, K, 1]``."""
         least, most = self._packages
         count = least + integers(fold(task_seed, 4), most - least + 1)
         unused = torch.arange(most, device=cells.device) >= count.unsqueeze(-1)
-        ordered = (
-            cells[:, :most].masked_fill(unused, self._length).sort(-1).values.to(torch.float32)
-        )
+        # Unused slots are sorted behind all cells.
+        padded = cells[:, :most].masked_fill(unused, self._length)
+        ordered = padded.sort(-1).values.to(torch.float32)
         return ordered.masked_fill(unused, GOAL_PAD).unsqueeze(-1)
 
     def _check_instruction(self, task: Tensors, begins: Tensor) -> None:
@@ -160,20 +160,25 @@ class PackageDelivery(GoalEnv):
             env_id, slot = blocked.nonzero()[0].tolist()
             free = (task["onward"][env_id] == 0).nonzero().squeeze(-1)[1:]
             near = free[(free - index[env_id, slot]).abs().argsort(stable=True)[:3]].tolist()
-            condition = f"name cells where packages can be put down on this road (near it {' '.join(map(str, near))})"
-            require(self.label, "instruction", int(cells[env_id, slot]), False, condition)
+            numbers = " ".join(map(str, near))
+            condition = f"name cells behind the start without a fork (near it {numbers})"
+            cell = int(cells[env_id, slot])
+            raise ArgumentError(self.label, "instruction", cell, condition)
 
     def _begin_world(self, task: Tensors) -> Tensors:
         position = torch.zeros_like(task["button"])
         return {
             "position": position,
             "packages": _PACKAGES * num_goals(task["instruction"]),
-            "onward": position.clone(),  # the start is never a fork
+            # The start is never a fork.
+            "onward": position.clone(),
             "placed": torch.zeros_like(position, dtype=torch.bool),
         }
 
     def _move(self, task: Tensors, state: Tensors, action: Tensor) -> Tensors:
-        position, packages, onward = state["position"], state["packages"], state["onward"]
+        position = state["position"]
+        packages = state["packages"]
+        onward = state["onward"]
         fork = onward > 0
         moves = action == onward
         turns = fork & (action > 0) & (action < _BUTTONS[0])
@@ -194,16 +199,15 @@ class PackageDelivery(GoalEnv):
         return {"observation": seen.to(torch.float32)}
 
     def _achieved(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
-        return state["position"].to(torch.float32).view(-1, 1, 1), state["placed"].unsqueeze(
-            -1
-        ).clone()
+        goal = state["position"].to(torch.float32).view(-1, 1, 1)
+        return goal, state["placed"].unsqueeze(-1).clone()
 
     def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
         branches = (task["onward"] == 2).to(torch.float32) - (task["onward"] == 1).to(torch.float32)
         return torch.cat([branches, one_hots(task["button"] - _BUTTONS[0], 4)], 1)
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
-        """Draws one env: ``[H, W, 3]`` uint8 RGB; of a long road, the part around the agent.
+        """Draw one env: ``[H, W, 3]`` uint8 RGB; of a long road, the part around the agent.
 
         The agent is a disc, the active destination a bright disc within a ring, future destinations
         are rings that fade with their rank, completed ones are small dots. A fork has openings on

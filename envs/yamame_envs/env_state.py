@@ -1,7 +1,7 @@
-"""What a batched environment remembers between calls, and how it is saved.
+"""State of a batched environment between calls, and its snapshots.
 
-A snapshot is a flat mapping from names to tensors. A task is not saved but drawn again from its
-seed, so a snapshot is small: only what a reset may have set otherwise (an instruction) is kept
+A snapshot is a flat mapping from names to tensors. It is small, because tasks are not saved but
+drawn again from their seeds. Only entries that a reset may replace (an instruction) are saved
 beside the seed.
 """
 
@@ -17,14 +17,14 @@ _PARTS = ("task", "state", "timestep")
 
 @dataclass(slots=True)
 class EnvState:
-    """What decides how N envs go on.
+    """Everything that decides how N envs continue.
 
     Attributes:
-        streams: ``[N]`` int64, the key that each env's episodes are drawn from.
-        episodes: ``[N]`` int64, the number of each env's next episode.
-        task: The running tasks, constant during an episode; empty before the first reset.
-        state: What changes at every step.
-        timestep: What was observed last.
+        streams: ``[N]`` int64, key from which the episodes of each env are drawn.
+        episodes: ``[N]`` int64, number of the next episode of each env.
+        task: Current tasks, constant during an episode. Empty before the first reset.
+        state: Tensors that change at every step.
+        timestep: Entries of the current timestep.
     """
 
     streams: Tensor
@@ -35,7 +35,7 @@ class EnvState:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "EnvState":
-        """From what `tensors` returns."""
+        """Build the state from the tensors that `tensors` returns."""
         parts: dict[str, Tensors] = {part: {} for part in _PARTS}
         for name, value in tensors.items():
             part, _, entry = name.partition(".")
@@ -44,43 +44,49 @@ class EnvState:
         return cls(tensors["streams"], tensors["episodes"], **parts)
 
     def tensors(self) -> Tensors:
-        """All of them, by names: ``streams``, ``episodes``, ``task.*``, ``state.*`` and
-        ``timestep.*``.
+        """Return all tensors by name.
+
+        Names are ``streams``, ``episodes``, ``task.*``, ``state.*`` and ``timestep.*``.
         """
         named = {"streams": self.streams, "episodes": self.episodes}
         for part in _PARTS:
-            named |= {f"{part}.{name}": value for name, value in getattr(self, part).items()}
+            for name, value in getattr(self, part).items():
+                named[f"{part}.{name}"] = value
         return named
 
     def snapshot(self, overrides: tuple[str, ...]) -> Tensors:
-        """Copies of all tensors that cannot be drawn again; ``overrides`` names such entries of the
-        task.
+        """Return copies of all tensors that cannot be drawn again.
+
+        Args:
+            overrides: Entries of the task that a reset may replace.
         """
-        kept = {f"task.{name}" for name in ("task_seed", *overrides)}
-        return {
-            name: value.clone()
-            for name, value in self.tensors().items()
-            if name in kept or not name.startswith("task.")
-        }
+        saved = {"task.task_seed"}
+        saved.update(f"task.{name}" for name in overrides)
+        copies = {}
+        for name, value in self.tensors().items():
+            if name in saved or not name.startswith("task."):
+                copies[name] = value.clone()
+        return copies
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Replaces every tensor by its image under ``fn``."""
-        self.streams, self.episodes = fn(self.streams), fn(self.episodes)
+        """Apply a function to every tensor."""
+        self.streams = fn(self.streams)
+        self.episodes = fn(self.episodes)
         self.task = {name: fn(value) for name, value in self.task.items()}
         self.state = {name: fn(value) for name, value in self.state.items()}
         self.timestep = {name: fn(value) for name, value in self.timestep.items()}
 
 
 def restore(snapshot: Mapping[str, Tensor], like: Tensor, draw: Draw) -> EnvState:
-    """Rebuilds the state from a snapshot.
+    """Restore the state from a snapshot.
 
     Args:
-        snapshot: As returned by `EnvState.snapshot`.
-        like: ``[N]``, a tensor with the right number of envs, on the right device.
+        snapshot: Result of `EnvState.snapshot`.
+        like: ``[N]``, a tensor with the number of envs and the device of the state.
         draw: Draws tasks from seeds ``[N]`` on the CPU.
 
     Raises:
-        ValueError: If an entry is missing or has another number of envs.
+        ValueError: An entry is missing or has another number of envs.
     """
     for name in ("streams", "episodes"):
         if name not in snapshot:
@@ -88,13 +94,11 @@ def restore(snapshot: Mapping[str, Tensor], like: Tensor, draw: Draw) -> EnvStat
     for name, value in snapshot.items():
         if len(value) != len(like):
             raise ValueError(f"restore: {name} must hold {len(like)} envs, got {len(value)}")
-    restored = EnvState.of(
-        {name: value.to(like.device, copy=True) for name, value in snapshot.items()}
-    )
+    copies = {name: value.to(like.device, copy=True) for name, value in snapshot.items()}
+    restored = EnvState.of(copies)
     if restored.task:
         drawn = draw(snapshot["task.task_seed"].cpu())
-        restored.task = {
-            **{name: sent(value, like.device) for name, value in drawn.items()},
-            **restored.task,
-        }
+        task = {name: sent(value, like.device) for name, value in drawn.items()}
+        # Saved entries come last: they replace those of the task seed.
+        restored.task = {**task, **restored.task}
     return restored

@@ -4,14 +4,14 @@ Source: the toy environment of the AMAGO library (arXiv 2310.09971), version 3.3
 lakes of Gymnasium's FrozenLake.
 """
 
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchrl.data import Bounded, Categorical
-from yamame.checks import require
+from yamame.checks import Bounds, PositiveInt, check_bounds
 
 from yamame_envs.base import BatchedEnv
 from yamame_envs.rendering import Palette, disc, frame, goal, ring
@@ -20,8 +20,9 @@ from yamame_envs.streams import fold, uniform
 from yamame_envs.tasks import Tensors
 
 MOVES: Final = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
-"""(rows, columns) that the actions move: stay, down, up, right, left."""
+"""Offsets (rows, columns) of the actions: stay, down, up, right, left."""
 
+# Effect of each action, plain and with actions 1 and 3 swapped.
 _EFFECTS = (0, 1, 2, 3, 4), (0, 3, 2, 1, 4)
 _FROZEN = 0.8
 _SWAP = 0.5
@@ -47,31 +48,31 @@ class MetaFrozenLake(BatchedEnv):
     A step happens in this order: the action slips; the agent sets out to another cell; the cell
     behind it cracks; what is at its target decides. ``slip``: with this probability an action
     becomes "stay", and an attempt may take 1 / (1 - ``slip``) times as long, rounded. ``recover``:
-    whoever enters a hole, or stays in one, pays 0.1 and is where it was before. ``hard``: with
+    an agent that enters a hole, or stays in one, pays 0.1 and is put back. ``hard``: with
     probability 0.5 per episode actions 1 and 3 are swapped; with probability 0.25 per timestep the
     place shown is wrong by -1, 0 or 1 on each axis (within the lake); with probability 0.33 the
     cell that the agent sets out from becomes a hole until the end of the attempt; an attempt may
     take twice as long.
 
     Args:
-        num_envs: Lakes played at the same time.
+        num_envs: Number of lakes, played at the same time.
         size: Cells along a side, at least 2.
-        num_trials: Attempts of an episode, at least 1.
-        hard: Whether actions are swapped, places misread and the ice cracks.
-        recover: Whether holes cost a little instead of ending the attempt.
+        num_trials: Number of attempts of an episode.
+        hard: Swap actions, misread places and crack the ice.
+        recover: Make holes cost a little instead of ending the attempt.
         slip: Probability that an action has no effect, in [0, 1).
-        split: Which lakes episodes play: ``all``; ``train``, all but a share that is held out;
+        split: Lakes that episodes play: ``all``; ``train``, all but a share that is held out;
             ``test``, that share (`yamame_envs.split`).
-        split_by: What is held out: ``lakes``, the holes, whatever the actions do;
+        split_by: Held-out entries: ``lakes``, the holes, whatever the actions do;
             ``lakes_and_actions``, holes and swapped actions together, which is the same unless
             ``hard``.
-        observable: Whether the present holes are shown as ``hidden`` ``[N, size * size]``; when
-            ``hard``, the true row and column and whether actions are swapped stand behind them.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
+        observable: Write the current holes to ``hidden`` ``[N, size * size]``; when ``hard``,
+            followed by the true row and column, and 1 if actions are swapped.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: A number is out of its range.
 
     >>> env = MetaFrozenLake(num_envs=2, size=4, num_trials=3)
     >>> env.reset()["observation"]
@@ -87,30 +88,31 @@ class MetaFrozenLake(BatchedEnv):
     _progress: Tensor
     _targets: Tensor
 
+    @check_bounds
     def __init__(
         self,
         *,
-        num_envs: int = 1,
-        size: int = 5,
-        num_trials: int = 10,
+        num_envs: PositiveInt = 1,
+        size: Annotated[int, Bounds(least=2)] = 5,
+        num_trials: PositiveInt = 10,
         hard: bool = False,
         recover: bool = False,
-        slip: float = 0.0,
+        slip: Annotated[float, Bounds(least=0, below=1)] = 0.0,
         split: Split = "all",
         split_by: Literal["lakes", "lakes_and_actions"] = "lakes",
         observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        require(self.label, "size", size, size >= 2, "be at least 2")
-        require(self.label, "num_trials", num_trials, num_trials >= 1, "be at least 1")
-        require(self.label, "slip", slip, 0 <= slip < 1, "be in [0, 1)")
         self._hold_out(split, split_by)
-        if not hard:  # actions are never swapped
+        if not hard:
+            # Actions are never swapped.
             self._novelty = self._identities["lakes"].novelty
         self._size = size
         self._num_trials = num_trials
-        self._hard, self._recover, self._slip = hard, recover, slip
+        self._hard = hard
+        self._recover = recover
+        self._slip = slip
         self._trial_limit = round((2 if hard else 1) * size**2 / (1 - slip))
         super().__init__(
             num_envs=num_envs,
@@ -167,7 +169,8 @@ class MetaFrozenLake(BatchedEnv):
     def _transition(
         self, task: Tensors, state: Tensors, action: Tensor
     ) -> tuple[Tensors, Tensor, Tensor]:
-        cell, holes = state["cell"], task["holes"]
+        cell = state["cell"]
+        holes = task["holes"]
         if self._hard:
             action = task["effects"].gather(1, action.unsqueeze(-1)).squeeze(-1)
         if self._hard or self._slip > 0:
@@ -175,21 +178,25 @@ class MetaFrozenLake(BatchedEnv):
             action = action.masked_fill(chance[:, 0] < self._slip, 0)
         target = self._targets.index_select(0, action * self._size**2 + cell)
         if self._hard:
+            # The cell left behind cracks, never one where the agent stays.
             there = cell.unsqueeze(-1)
-            cracks = ((chance[:, 1] < _CRACK) & (target != cell)).unsqueeze(-1)
-            holes = state["holes"].scatter(1, there, state["holes"].gather(1, there) | cracks)
+            cracks = (chance[:, 1] < _CRACK) & (target != cell)
+            was_hole = state["holes"].gather(1, there)
+            holes = state["holes"].scatter(1, there, was_hole | cracks.unsqueeze(-1))
         fell = holes.gather(1, target.unsqueeze(-1)).squeeze(-1)
         crossed = target == self._size**2 - 1
         step = state["trial_step"] + 1
         over = crossed | (step >= self._trial_limit)
         reward = crossed.to(torch.float32)
         if self._recover:
+            # The agent is put back to where it was.
             reward = reward + _FALL * fell
             target = torch.where(fell, cell, target)
         else:
             over = over | fell
         trial = state["trial"] + over
         ended = trial >= self._num_trials
+        # The last attempt does not begin again: its last cell is still shown.
         again = over & ~ended
         changed = {
             "cell": target.masked_fill(again, 0),
@@ -199,46 +206,38 @@ class MetaFrozenLake(BatchedEnv):
             "ended": ended.unsqueeze(-1),
         }
         if self._hard:
+            # Cracks last until the end of the attempt.
             changed["holes"] = torch.where(again.unsqueeze(-1), task["holes"], holes)
         return changed, reward.unsqueeze(-1), (ended & crossed).unsqueeze(-1)
 
     def _observe(self, task: Tensors, state: Tensors) -> Tensors:
         cell = self._misread(task, state) if self._hard else state["cell"]
-        return {
-            "observation": torch.cat(
-                [
-                    self._places.index_select(0, cell),
-                    state["trial_start"].to(torch.float32),
-                    self._progress.index_select(0, state["trial"]).unsqueeze(-1),
-                ],
-                1,
-            )
-        }
+        place = self._places.index_select(0, cell)
+        trial_start = state["trial_start"].to(torch.float32)
+        progress = self._progress.index_select(0, state["trial"]).unsqueeze(-1)
+        return {"observation": torch.cat([place, trial_start, progress], 1)}
 
     def _misread(self, task: Tensors, state: Tensors) -> Tensor:
-        """The cell that is shown, ``[R]``."""
-        size, cell = self._size, state["cell"]
+        """Return the observed cell, ``[R]``."""
+        size = self._size
+        cell = state["cell"]
         chance = uniform(fold(task["looks"], state["step_index"].squeeze(-1)), 3)
         error = (3.0 * chance[:, 1:]).to(torch.int64) - 1
         error = error * (chance[:, :1] < _JITTER)
-        row, column = cell // size + error[:, 0], cell % size + error[:, 1]
+        row = cell // size + error[:, 0]
+        column = cell % size + error[:, 1]
         return row.clamp(0, size - 1) * size + column.clamp(0, size - 1)
 
     def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
         if not self._hard:
             return task["holes"].to(torch.float32)
         swapped = (task["effects"][:, 1:2] != 1).to(torch.float32)
-        return torch.cat(
-            [
-                state["holes"].to(torch.float32),
-                self._places.index_select(0, state["cell"]),
-                swapped,
-            ],
-            1,
-        )
+        holes = state["holes"].to(torch.float32)
+        place = self._places.index_select(0, state["cell"])
+        return torch.cat([holes, place, swapped], 1)
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
-        """Draws one env: ``[H, W, 3]`` uint8 RGB.
+        """Draw one env: ``[H, W, 3]`` uint8 RGB.
 
         The agent is a disc, holes are large dark discs, the goal is a bright disc within a ring.
         Where the agent observes itself elsewhere, a ring shows the place.
@@ -262,7 +261,7 @@ class MetaFrozenLake(BatchedEnv):
 
 
 def draw_lakes(key: Tensor, size: int) -> Tensor:
-    """Draws the holes of lakes that can be crossed: ``[R] -> [R, size, size]`` bool.
+    """Draw the holes of lakes that can be crossed: ``[R] -> [R, size, size]`` bool.
 
     Every lake is drawn anew, from a key of its own, until there is a way from corner to corner over
     neighbours in the four directions.
@@ -280,9 +279,7 @@ def draw_lakes(key: Tensor, size: int) -> Tensor:
 
 
 def crossable(holes: Tensor) -> Tensor:
-    """Whether there is a way between the corners (0, 0) and (-1, -1): ``[R, n, n]`` bool ``-> [R]``
-    bool.
-    """
+    """Return a mask ``[R]`` of lakes ``[R, n, n]`` with a way from corner (0, 0) to (-1, -1)."""
     free = ~holes
     reached = torch.zeros_like(holes)
     reached[:, 0, 0] = free[:, 0, 0]

@@ -3,15 +3,13 @@
 Goals, their completion and their reward are those of `yamame.goals`. Entries written besides those
 of `BatchedEnv`:
 
-=================  ==================  ====================================================================
-``goal``           ``[N, K, d]``       the instruction as seen now: completed and unused slots are marked
-``achieved``       ``[N, M, d]``       goals that hold now; for relabelling, never an input of a policy
-``achieved_mask``  ``[N, M]`` bool     which of the M slots hold an achieved goal
-``world_hash``     ``[N, 1]`` int64    hash of the task without its instruction, see below; for relabelling
-=================  ==================  ====================================================================
+* ``goal`` ``[N, K, d]``: the instruction, with completed and unused slots marked.
+* ``achieved`` ``[N, M, d]``: goals that hold now; for relabelling, never an input of a policy.
+* ``achieved_mask`` ``[N, M]`` bool: slots that hold an achieved goal.
+* ``world_hash`` ``[N, 1]`` int64: hash of the task without its instruction; for relabelling.
 
-``world_hash`` is written only where instructions are held out, i.e. where they are part of the
-identity of tasks and ``split`` is not ``all`` (`yamame_envs.split`).
+``world_hash`` is written only if instructions are held out: they are part of the identity of tasks
+and ``split`` is not ``all`` (`yamame_envs.split`).
 """
 
 from abc import abstractmethod
@@ -22,7 +20,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Binary, Bounded, Unbounded
 from torchrl.data.tensor_specs import TensorSpec
-from yamame.checks import require
+from yamame.checks import PositiveInt, require
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD, advance, num_goals, show
 
 from yamame_envs.base import BatchedEnv
@@ -31,8 +29,9 @@ from yamame_envs.tasks import Tensors
 
 
 class GoalEnv(BatchedEnv):
-    """Base class of environments with instructions: 1 per goal completed in order, success after
-    the last.
+    """Base class of environments with instructions.
+
+    Every goal that is completed in its turn pays 1; the last one is success.
 
     A subclass implements `_draw_tasks` (with an entry ``instruction`` ``[R, K, d]``),
     `_begin_world`, `_move`, `_look` and `_achieved`. ``reset`` takes an optional entry
@@ -40,16 +39,16 @@ class GoalEnv(BatchedEnv):
     `set_instruction` does so for all episodes to come.
 
     Args:
-        num_envs: N, at least 1.
-        time_limit: Steps after which an episode is terminated, at least 1.
+        num_envs: Number of envs N.
+        time_limit: Steps after which an episode is terminated.
         action: Spec of one env's action.
-        observations: Spec of one env of every entry that `_look` returns.
+        observations: Spec of one env for every entry that `_look` returns.
         instruction: Size (K, d) of an instruction.
-        achieved_slots: Goals that can hold at the same time (M).
-        goal_high: Upper bound of a goal's coordinates; their lower bound is 0.
+        achieved_slots: Number M of goals that can hold at the same time.
+        goal_high: Upper bound of the coordinates of a goal; their lower bound is 0.
         hidden: As for `BatchedEnv`.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
     """
 
     _overrides = ("instruction",)
@@ -57,8 +56,8 @@ class GoalEnv(BatchedEnv):
     def __init__(
         self,
         *,
-        num_envs: int,
-        time_limit: int,
+        num_envs: PositiveInt,
+        time_limit: PositiveInt,
         action: TensorSpec,
         observations: Mapping[str, TensorSpec],
         instruction: tuple[int, int],
@@ -94,110 +93,111 @@ class GoalEnv(BatchedEnv):
 
     @property
     def capture_obstacle(self) -> str | None:
-        """An instruction that is asked for: tasks that exclude it are refused as they begin."""
+        """See `ContextEnv.capture_obstacle`: the instruction of `set_instruction`, if any."""
+        # A task that excludes it raises as it begins, which reads the task on the host.
         return None if self._asked is None else "set_instruction"
 
     @property
     def _holds_instructions_out(self) -> bool:
-        return self._split != "all" and (not self._identity or "instruction" in self._identity)
+        if self._split == "all":
+            return False
+        # An empty identity covers all entries of a task.
+        return not self._identity or "instruction" in self._identity
 
     @property
     def held_out_instructions(self) -> HeldOutInstructions | None:
-        """Tells which instructions are held out from training here; None where the split ignores
-        instructions.
-        """
+        """Function that finds held-out instructions; None if the split ignores instructions."""
         if not self._holds_instructions_out:
             return None
         names = self._identity_of(self._draw_tasks(torch.zeros(1, dtype=torch.int64)))
         return HeldOutInstructions(names.index("instruction"), self._split)
 
     def tasks_of(self, task_seed: Tensor) -> Tensors:
-        """As `BatchedEnv.tasks_of`; with their ``world_hash`` where instructions are held out."""
+        """Return the tasks of seeds, with ``world_hash`` if instructions are held out.
+
+        See `BatchedEnv.tasks_of`.
+        """
         task = super().tasks_of(task_seed)
         if self._holds_instructions_out:
-            names = enumerate(self._identity_of(task))
-            world = [
-                entry_hash(task[name], number) for number, name in names if name != "instruction"
-            ]
-            task["world_hash"] = sum(world, torch.zeros_like(task_seed))
+            world_hash = torch.zeros_like(task_seed)
+            for number, name in enumerate(self._identity_of(task)):
+                if name != "instruction":
+                    world_hash = world_hash + entry_hash(task[name], number)
+            task["world_hash"] = world_hash
         return task
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """As `BatchedEnv.load_state_dict`; a state of an earlier version, without ``world_hash``,
-        is completed.
-        """
+        """Restore a `state_dict`, see `BatchedEnv.load_state_dict`."""
         super().load_state_dict(state_dict)
         env_state = self._env_state
+        # States of earlier versions have no ``world_hash``.
         if self._holds_instructions_out and env_state.task:
             env_state.timestep["world_hash"] = env_state.task["world_hash"].unsqueeze(-1)
 
     @abstractmethod
     def _begin_world(self, task: Tensors) -> Tensors:
-        """The state ``[R, ...]`` of the world at the start of these tasks."""
+        """Return the state ``[R, ...]`` of the world at the start of these tasks."""
 
     @abstractmethod
     def _move(self, task: Tensors, state: Tensors, action: Tensor) -> Tensors:
-        """The state of the world after one step of all envs, out of place."""
+        """Return the state of the world after one step of all envs, out of place."""
 
     @abstractmethod
     def _look(self, task: Tensors, state: Tensors) -> Tensors:
-        """What is seen of the world, whose ``state`` holds ``achieved`` too: new tensors
-        ``[R, ...]``.
+        """Return the observation of the world as new tensors ``[R, ...]``.
+
+        ``state`` also holds ``achieved``.
         """
 
     @abstractmethod
     def _achieved(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
-        """Goals that hold, ``[R, M, d]`` float32, and which slots hold one, ``[R, M]`` bool; new
-        tensors.
+        """Return the goals that hold, as new tensors.
+
+        Returns:
+            Goals ``[R, M, d]`` float32, and the mask ``[R, M]`` bool of slots that hold one.
         """
 
     def _check_instruction(self, task: Tensors, begins: Tensor) -> None:
-        """Refuses the instruction of `set_instruction` where a task of a mask ``[N]`` excludes
-        it.
-        """
+        """Raise if a task of a mask ``[N]`` excludes the instruction of `set_instruction`."""
 
     def set_instruction(self, text: str | None) -> None:
-        """Asks for the same goals in every episode that begins from now on.
+        """Set the goals of every episode that begins from now on.
 
         Args:
             text: Goals in their order, separated by spaces; the numbers of a goal are separated by
                 commas, as in ``"3,5 7,1"``. None: goals are drawn again.
 
         Raises:
-            ValueError: If this is no instruction of the environment; a goal that only some tasks
-                exclude is refused by the reset that draws such a task.
+            ArgumentError: This is not an instruction of the environment. If only some tasks exclude
+                a goal, the reset that draws such a task raises.
         """
         self._asked = None if text is None else self._parse(text)
 
     def _parse(self, text: str) -> Tensor:
-        """``[K, d]``."""
+        """Convert a text to an instruction ``[K, d]``."""
         slots, size = self._instruction_size
-        goals = [goal.split(",") for goal in text.replace(", ", ",").split()]
-        several = 1 <= len(goals) <= slots
-        require(
-            self.label, "instruction", text, several, f"hold 1..{slots} goals separated by spaces"
-        )
-        asked = torch.full((slots, size), GOAL_PAD)
-        last = int(self._goal_high)
+        goals = text.replace(", ", ",").split()
+        condition = f"hold 1..{slots} goals separated by spaces"
+        require(self.label, "instruction", text, 1 <= len(goals) <= slots, condition)
+
+        instruction = torch.full((slots, size), GOAL_PAD)
+        high = int(self._goal_high)
+        form = ",".join("ABCDEFGH"[:size])
+        condition = f"hold goals {form} with numbers in 0..{high}"
         for slot, goal in enumerate(goals):
-            good = len(goal) == size and all(
-                part.isdecimal() and int(part) <= last for part in goal
-            )
-            form = ",".join("ABCDEFGH"[:size])
-            require(
-                self.label,
-                "instruction",
-                ",".join(goal),
-                good,
-                f"hold goals {form} with numbers in 0..{last}",
-            )
-            asked[slot] = torch.tensor([float(part) for part in goal])
-        return asked
+            parts = goal.split(",")
+            is_goal = len(parts) == size
+            for part in parts:
+                is_goal = is_goal and part.isdecimal() and int(part) <= high
+            require(self.label, "instruction", goal, is_goal, condition)
+            instruction[slot] = torch.tensor([float(part) for part in parts])
+        return instruction
 
     def _tasks_for(self, begins: Tensor, tensordict: TensorDictBase | None) -> Tensors:
         task = super()._tasks_for(begins, tensordict)
-        given = tensordict is not None and tensordict.get("instruction", None) is not None
-        if self._asked is not None and not given:
+        is_given = tensordict is not None and tensordict.get("instruction", None) is not None
+        # The argument of this reset precedes the instruction of all resets.
+        if self._asked is not None and not is_given:
             task["instruction"] = self._asked.to(self.device).repeat(len(begins), 1, 1)
             self._check_instruction(task, begins)
         return task
@@ -206,8 +206,14 @@ class GoalEnv(BatchedEnv):
         world = self._begin_world(task)
         achieved, mask = self._achieved(task, world)
         total = num_goals(task["instruction"])
-        progress = {"active": torch.zeros_like(total), "total": total}
-        return {**world, **progress, "achieved": achieved, "achieved_mask": mask}
+        active = torch.zeros_like(total)
+        return self._with_progress(world, active, total, achieved, mask)
+
+    def _with_progress(
+        self, world: Tensors, active: Tensor, total: Tensor, achieved: Tensor, mask: Tensor
+    ) -> Tensors:
+        progress = {"active": active, "total": total, "achieved": achieved, "achieved_mask": mask}
+        return {**world, **progress}
 
     def _transition(
         self, task: Tensors, state: Tensors, action: Tensor
@@ -215,35 +221,29 @@ class GoalEnv(BatchedEnv):
         world = self._move(task, state, action)
         achieved, mask = self._achieved(task, world)
         active, reward = advance(task["instruction"], state["active"], achieved, mask)
-        success = (active >= state["total"]).unsqueeze(-1)
-        progress = {"active": active, "total": state["total"]}
-        return (
-            {**world, **progress, "achieved": achieved, "achieved_mask": mask},
-            reward.unsqueeze(-1),
-            success,
-        )
+        success = active >= state["total"]
+        state = self._with_progress(world, active, state["total"], achieved, mask)
+        return state, reward.unsqueeze(-1), success.unsqueeze(-1)
 
     def _observe(self, task: Tensors, state: Tensors) -> Tensors:
-        seen = {
-            **self._look(task, state),
-            "goal": show(task["instruction"], state["active"]),
-            "achieved": state["achieved"],
-            "achieved_mask": state["achieved_mask"],
-        }
+        entries = dict(self._look(task, state))
+        entries["goal"] = show(task["instruction"], state["active"])
+        entries["achieved"] = state["achieved"]
+        entries["achieved_mask"] = state["achieved_mask"]
         if self._holds_instructions_out:
-            seen["world_hash"] = task["world_hash"].unsqueeze(-1).clone()
-        return seen
+            entries["world_hash"] = task["world_hash"].unsqueeze(-1).clone()
+        return entries
 
     def _override(self, task: Tensors, tensordict: TensorDictBase, begins: Tensor) -> None:
         instruction = tensordict.get("instruction", None)
         if instruction is None:
             return
         shape = (self.batch_size[0], *self._instruction_size)
-        good = instruction.shape == shape and instruction.dtype == torch.float32
+        fits = instruction.shape == shape and instruction.dtype == torch.float32
         got = f"{instruction.dtype} {tuple(instruction.shape)}"
-        require(self.label, "instruction", got, good, f"be float32 {shape}")
-        empty = ((num_goals(instruction) == 0) & begins).nonzero().flatten().tolist()
-        require(
-            self.label, "instruction", f"none in envs {empty}", not empty, "hold at least one goal"
-        )
+        require(self.label, "instruction", got, fits, f"be float32 {shape}")
+        is_empty = (num_goals(instruction) == 0) & begins
+        empty = is_empty.nonzero().flatten().tolist()
+        got = f"no goal in envs {empty}"
+        require(self.label, "instruction", got, not empty, "hold at least one goal")
         task["instruction"] = instruction.clone()

@@ -24,7 +24,7 @@ Observation = npt.NDArray[Any] | dict[str, npt.NDArray[Any]]
 
 
 def _space(spec: TensorSpec) -> spaces.Space[Any]:
-    """The space of one env of a batched spec."""
+    """Return the space of one env of a batched spec."""
     if isinstance(spec, Categorical):
         return spaces.Discrete(int(spec.space.n))
     if isinstance(spec, Bounded):
@@ -34,12 +34,12 @@ def _space(spec: TensorSpec) -> spaces.Space[Any]:
 
 
 class GymnasiumEnv(gymnasium.Env[Any, Any]):
-    """Plays a batched environment of one env.
+    """Gymnasium environment that plays a batched environment of one env.
 
-    The observation is a dict with ``observation`` and, where there is one, the instruction
-    ``goal``; without goals it is the array alone. The info holds ``success`` and the goals that
-    hold (``achieved``, ``achieved_mask``). A seed given to ``reset`` starts the sequence of tasks
-    that it names; ``options={"task_seed": n}`` plays one task.
+    The observation is a dict of ``observation`` and the instruction ``goal``, or without goals the
+    array alone. The info holds ``success`` and the goals that hold (``achieved``,
+    ``achieved_mask``). A seed given to ``reset`` starts its sequence of tasks;
+    ``options={"task_seed": n}`` plays one task.
 
     Args:
         env: A batched environment with ``num_envs=1``.
@@ -56,11 +56,10 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         require_choice("GymnasiumEnv", "render_mode", render_mode, (None, "rgb_array"))
         self.batched = env
         self.render_mode = render_mode
-        entries = {
-            name: _space(env.observation_spec[name])
-            for name in _OBSERVED
-            if name in env.observation_spec
-        }
+        entries = {}
+        for name in _OBSERVED:
+            if name in env.observation_spec:
+                entries[name] = _space(env.observation_spec[name])
         self._is_dict = len(entries) > 1
         self.observation_space = spaces.Dict(entries) if self._is_dict else entries["observation"]
         self.action_space = _space(env.action_spec)
@@ -68,7 +67,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begins the next episode."""
+        """Begin the next episode."""
         super().reset(seed=seed)
         if seed is not None:
             self.batched.set_seed(seed)
@@ -80,32 +79,27 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         return self._seen(self.batched.reset(request))
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Plays one step."""
+        """Step the environment."""
         spec = self.batched.action_spec
         batch = torch.as_tensor(np.asarray(action)).to(spec.device, spec.dtype).view(spec.shape)
-        played = self.batched.step(TensorDict({"action": batch}, [1], device=self.batched.device))[
-            "next"
-        ]
+        request = TensorDict({"action": batch}, [1], device=self.batched.device)
+        played = self.batched.step(request)["next"]
         observation, info = self._seen(played)
-        return (
-            observation,
-            float(played["reward"]),
-            bool(played["terminated"]),
-            bool(played["truncated"]),
-            info,
-        )
+        reward = float(played["reward"])
+        terminated = bool(played["terminated"])
+        truncated = bool(played["truncated"])
+        return observation, reward, terminated, truncated, info
 
     def render(self) -> npt.NDArray[np.uint8] | None:
-        """The picture of the environment, or nothing without a render mode."""
+        """Return the picture of the environment; None without a render mode."""
         return None if self.render_mode is None else self.batched.render()
 
     def _seen(self, timestep: TensorDictBase) -> tuple[Observation, dict[str, Any]]:
         keys = set(timestep.keys())
-        parts = {
-            name: timestep[name][0].cpu().numpy().copy()
-            for name in (*_OBSERVED, *RELABELLING)
-            if name in keys
-        }
+        parts = {}
+        for name in (*_OBSERVED, *RELABELLING):
+            if name in keys:
+                parts[name] = timestep[name][0].cpu().numpy().copy()
         info: dict[str, Any] = {"success": bool(timestep["success"])}
         info |= {name: parts[name] for name in RELABELLING if name in parts}
         if self._is_dict:
@@ -114,7 +108,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
 
 
 def make_single(*, target: str, render_mode: str | None = None, **settings: Any) -> GymnasiumEnv:
-    """Builds the Gymnasium form of a batched environment.
+    """Make the Gymnasium form of a batched environment.
 
     Args:
         target: ``"module:Class"`` of the batched environment.
@@ -122,7 +116,7 @@ def make_single(*, target: str, render_mode: str | None = None, **settings: Any)
         settings: Constructor arguments of the batched environment except ``num_envs``.
     """
     module, _, name = target.partition(":")
-    # A checkpoint may name a target, and must not have others imported.
+    # A checkpoint may contain a target, which must not import other code.
     ours = module.partition(".")[0] == "yamame_envs"
     made: Any = getattr(import_module(module), name, None) if ours else None
     is_env = inspect.isclass(made) and issubclass(made, EnvBase)

@@ -1,5 +1,4 @@
-"""Random mazes, drawn in batches: the "aisle" generator and the tables that make walking in them
-cheap.
+"""Random mazes, drawn in batches by the "aisle" generator.
 
 The generator starts from an empty room with a border and grows walls. It repeats ``num_walks``
 times: make a uniformly drawn cell with even coordinates a wall, then try ``num_tries`` times to
@@ -23,27 +22,31 @@ from torch import Tensor
 from yamame_envs.streams import uniform
 
 DIRECTIONS = ((0, -1), (-1, 0), (0, 1), (1, 0))
-"""West, north, east, south as (row, column) offsets."""
+"""Offsets (row, column) of west, north, east and south."""
 
 
 @dataclass(frozen=True)
 class _Lattice:
-    """Tables over the C cells with even coordinates; index C is "nowhere" and has no free
-    neighbour.
+    """Tables over nodes, the C cells with even coordinates.
+
+    Node C is "nowhere" and has no free neighbour.
     """
 
     num_nodes: int
-    cell: Tensor  # [C + 1], the cell of the maze that a node is
-    around: Tensor  # [C + 1, 4], the cells two away; nowhere if outside
-    node_across: Tensor  # [(C + 1) * 4], the node two away
-    cell_between: Tensor  # [(C + 1) * 4], the cell passed on the way
-    chances: (
-        Tensor  # [(C + 1) * 16], which row of `waits` a node with a set of free neighbours uses
-    )
-    waits: (
-        Tensor  # flattened; row q holds q + P(at most w tries until one succeeds), w = 1..num_tries
-    )
-    choice: Tensor  # [16 * 12], a direction of the set by a number in 0..11
+    # [C + 1], cell of the maze.
+    cell: Tensor
+    # [C + 1, 4], cells two away; nowhere if outside.
+    around: Tensor
+    # [(C + 1) * 4], node two away.
+    node_across: Tensor
+    # [(C + 1) * 4], cell passed on the way.
+    cell_between: Tensor
+    # [(C + 1) * 16], row of `waits` for a node and its set of free neighbours.
+    chances: Tensor
+    # Flattened; row q holds q + P(at most w tries until one succeeds), w = 1..num_tries.
+    waits: Tensor
+    # [16 * 12], direction of a set of directions by a number in 0..11.
+    choice: Tensor
 
 
 def _free_in(code: int) -> list[int]:
@@ -97,13 +100,13 @@ def _lattice(size: int, num_tries: int, device: torch.device) -> _Lattice:
 
 
 def grow_walls(key: Tensor, size: int, *, num_walks: int, num_tries: int) -> Tensor:
-    """Draws mazes with the aisle generator.
+    """Draw mazes with the aisle generator.
 
     Args:
         key: ``[R]`` int64, one key per maze.
         size: Cells along a side, odd.
-        num_walks: Walls that are begun.
-        num_tries: Attempts to extend each of them.
+        num_walks: Number of walls that are begun.
+        num_tries: Number of attempts to extend each of them.
 
     Returns:
         ``[R, size, size]`` bool, True where there is a wall.
@@ -117,9 +120,8 @@ def grow_walls(key: Tensor, size: int, *, num_walks: int, num_tries: int) -> Ten
     free = torch.ones(len(key), size, size, dtype=torch.uint8, device=key.device)
     free[:, [0, -1]] = 0
     free[:, :, [0, -1]] = 0
-    free = torch.cat(
-        [free.flatten(1), torch.zeros_like(free[:, :1, 0])], 1
-    )  # the last cell is nowhere
+    # The last cell is nowhere.
+    free = torch.cat([free.flatten(1), torch.zeros_like(free[:, :1, 0])], 1)
     weights = torch.tensor([1, 2, 4, 8], dtype=torch.uint8, device=key.device)
     node = torch.full_like(key, lattice.num_nodes)
     tries = torch.zeros_like(key)
@@ -127,11 +129,9 @@ def grow_walls(key: Tensor, size: int, *, num_walks: int, num_tries: int) -> Ten
     for turn in range(turns):
         code = (free.gather(1, lattice.around[node]) * weights).sum(1)
         chance = lattice.chances[node * 16 + code]
-        passed = (
-            torch.bucketize(chance + wait_draw[turn], lattice.waits, right=True)
-            - chance * num_tries
-        )
-        tries = tries + passed + 1
+        # Tries that fail before the one that succeeds.
+        found = torch.bucketize(chance + wait_draw[turn], lattice.waits, right=True)
+        tries = tries + found - chance * num_tries + 1
         ends = tries > num_tries
         walks_left = walks_left - ends.to(torch.int64)
         start = torch.where(walks_left < 0, lattice.num_nodes, starts[turn])
@@ -146,7 +146,7 @@ def grow_walls(key: Tensor, size: int, *, num_walks: int, num_tries: int) -> Ten
 
 
 def clear_spawn(walls: Tensor) -> Tensor:
-    """Opens the area at the bottom in which agents start: a room around a corridor one cell wide.
+    """Open the area at the bottom where agents start: a room around a corridor one cell wide.
 
     Args:
         walls: ``[R, n, n]`` bool; not changed.
@@ -163,7 +163,7 @@ def clear_spawn(walls: Tensor) -> Tensor:
 
 
 def sight(walls: Tensor) -> Tensor:
-    """Counts the free cells in sight from every free cell.
+    """Count the free cells in sight from every free cell.
 
     Args:
         walls: ``[R, n, n]`` bool with a closed border.

@@ -3,14 +3,14 @@
 Source: AMAGO, arXiv 2310.09971, section 5 and appendix (Maze Runner).
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchrl.data import Bounded, Categorical
-from yamame.checks import require
+from yamame.checks import ArgumentError, Bounds, PositiveInt, check_bounds, require
 from yamame.goals import GOAL_PAD
 
 from yamame_envs.goal_env import GoalEnv
@@ -25,8 +25,9 @@ _DENSITY = 0.75
 
 
 class MazeRunner(GoalEnv):
-    """A new maze and new goals in every episode; the agent sees as far as the walls in four
-    directions.
+    """Maze with goals to reach in order, both new in every episode.
+
+    The agent sees as far as the walls in four directions.
 
     Actions: 0 west, 1 north, 2 east, 3 south, 4 stay; a wall stops a move. Observation ``[N, 6]``
     float32: row and column of the agent, then the numbers of free cells in sight to the west,
@@ -36,29 +37,29 @@ class MazeRunner(GoalEnv):
     or at the time limit.
 
     Args:
-        num_envs: Mazes played at the same time.
+        num_envs: Number of mazes, played at the same time.
         size: Cells along a side with the border; odd, at least 5.
-        num_goals: Goals of an instruction (K) at most.
-        min_goals: Goals of an instruction at least; every number up to ``num_goals`` is equally
-            likely. ``None``: always ``num_goals``.
-        time_limit: Steps of an episode at most.
-        randomize_actions: Whether what the five actions do is permuted anew in every episode.
-        split: Which mazes episodes play: ``all``; ``train``, all but a share that is held out;
+        num_goals: Largest number K of goals of an instruction.
+        min_goals: Smallest number of goals. Every number up to ``num_goals`` is equally likely.
+            ``None``: always ``num_goals``.
+        time_limit: Largest number of steps of an episode.
+        randomize_actions: Permute the effects of the five actions anew in every episode.
+        split: Mazes that episodes play: ``all``; ``train``, all but a share that is held out;
             ``test``, that share (`yamame_envs.split`).
-        split_by: What is held out: ``walls``, mazes, whatever their goals and actions;
+        split_by: Held-out entries: ``walls``, mazes, whatever their goals and actions;
             ``walls_and_goals``, pairs of a maze and an instruction, so that evaluation asks for new
             goals in mazes that training may know. With permuted actions these are triples, and
             training may meet the same goals in the same maze with other actions. Relabelling must
             then reject held-out instructions (`held_out_instructions`).
-        position: Whether row and column of the agent are part of the observation.
-        observable: Whether the map, 1 for a wall, is shown as ``hidden`` ``[N, size * size]``,
-            followed by permuted actions as one-hots, 25 more, and without ``position`` by row and
-            column divided by ``size``, 2 more.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
+        position: Observe row and column of the agent.
+        observable: Write the map, 1 for a wall, to ``hidden`` ``[N, size * size]``, followed by
+            permuted actions as one-hots, 25 more, and without ``position`` by row and column
+            divided by ``size``, 2 more.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
 
     Raises:
-        ValueError: If a number is out of its range, or the smallest room of such a maze holds fewer
+        ValueError: A number is out of its range, or the smallest room of such a maze holds fewer
             goals.
 
     >>> env = MazeRunner(num_envs=2, size=9, num_goals=2)
@@ -77,14 +78,15 @@ class MazeRunner(GoalEnv):
     _cells: Tensor
     _env_offsets: Tensor
 
+    @check_bounds
     def __init__(
         self,
         *,
-        num_envs: int = 1,
-        size: int = 9,
-        num_goals: int = 2,
-        min_goals: int | None = None,
-        time_limit: int = 100,
+        num_envs: PositiveInt = 1,
+        size: Annotated[int, Bounds(least=5)] = 9,
+        num_goals: PositiveInt = 2,
+        min_goals: PositiveInt | None = None,
+        time_limit: PositiveInt = 100,
         randomize_actions: bool = False,
         split: Split = "all",
         split_by: Literal["walls", "walls_and_goals"] = "walls",
@@ -99,9 +101,14 @@ class MazeRunner(GoalEnv):
         self._hold_out(split, split_by)
         if randomize_actions and split_by == "walls_and_goals":
             self._novelty = "new combinations of maze, goals and actions"
-        self._size, self._shows_position = size, position
+        self._size = size
+        self._shows_position = position
         num_seen = 6 if position else 4
-        num_hidden = size * size + (25 if randomize_actions else 0) + (0 if position else 2)
+        num_hidden = size * size
+        if randomize_actions:
+            num_hidden += 25
+        if not position:
+            num_hidden += 2
         super().__init__(
             num_envs=num_envs,
             time_limit=time_limit,
@@ -123,25 +130,14 @@ class MazeRunner(GoalEnv):
 
     @classmethod
     def _check_settings(cls, size: int, num_goals: int, min_goals: int | None) -> None:
-        require(cls.__name__, "size", size, size >= 5 and size % 2 == 1, "be odd and at least 5")
-        room = (
-            2 if size == 5 else 4 * (size - 2) - 7
-        )  # free cells around every start, the start left out
-        require(
-            cls.__name__,
-            "num_goals",
-            num_goals,
-            1 <= num_goals <= room,
-            f"be in 1..{room} at size {size}",
-        )
+        owner = cls.__name__
+        require(owner, "size", size, size % 2 == 1, "be odd and at least 5")
+        # Free cells around every start, the start left out.
+        room = 2 if size == 5 else 4 * (size - 2) - 7
+        require(owner, "num_goals", num_goals, num_goals <= room, f"be in 1..{room} at size {size}")
         if min_goals is not None:
-            require(
-                cls.__name__,
-                "min_goals",
-                min_goals,
-                1 <= min_goals <= num_goals,
-                f"be in 1..{num_goals}",
-            )
+            is_below = min_goals <= num_goals
+            require(owner, "min_goals", min_goals, is_below, f"be in 1..{num_goals}")
 
     def _add_tables(self) -> None:
         size, device = self._size, self.device
@@ -149,7 +145,7 @@ class MazeRunner(GoalEnv):
         index = torch.arange(size * size)
         cells = torch.stack([index // size, index % size], -1).to(torch.float32)
         offset = torch.arange(self.batch_size[0]) * size * size
-        # A tensor, not a number, to divide by: only so do devices round alike.
+        # Devices round a division by a tensor alike, but not one by a number.
         self.register_buffer("_side", torch.tensor(float(size), device=device), persistent=False)
         self.register_buffer("_offsets", torch.tensor(offsets, device=device), persistent=False)
         self.register_buffer("_cells", cells.to(device), persistent=False)
@@ -180,6 +176,7 @@ class MazeRunner(GoalEnv):
     def _draw_goals(self, task_seed: Tensor, walls: Tensor) -> Tensor:
         least, most = self._goals
         allowed = ~walls
+        # A goal at the start would be reached without a move.
         allowed[:, self._spawn] = False
         index = subset(fold(task_seed, 1), allowed, most)
         goals = torch.stack([index // self._size, index % self._size], -1).to(torch.float32)
@@ -196,11 +193,11 @@ class MazeRunner(GoalEnv):
             env_id, slot = blocked.nonzero()[0].tolist()
             free = self._cells[~task["walls"][env_id]]
             near = free[(free - cells[env_id, slot]).abs().sum(-1).argsort(stable=True)[:3]]
-            wall, *others = (
-                f"{int(i)},{int(j)}" for i, j in [cells[env_id, slot].tolist(), *near.tolist()]
-            )
-            condition = f"name cells without a wall in this maze (near it {' '.join(others)})"
-            require(self.label, "instruction", wall, False, condition)
+            others = " ".join(f"{int(i)},{int(j)}" for i, j in near.tolist())
+            row, column = cells[env_id, slot].tolist()
+            wall = f"{int(row)},{int(column)}"
+            condition = f"name cells without a wall in this maze (near it {others})"
+            raise ArgumentError(self.label, "instruction", wall, condition)
 
     def _begin_world(self, task: Tensors) -> Tensors:
         return {"cell": torch.full_like(task["task_seed"], self._spawn)}
@@ -215,6 +212,7 @@ class MazeRunner(GoalEnv):
 
     def _look(self, task: Tensors, state: Tensors) -> Tensors:
         cell = state["cell"]
+        # The tables of all envs as one, in which every env reads one row of four numbers.
         index = cell + self._env_offsets[: cell.shape[0]]
         seen = task["sight"].flatten(0, 1).index_select(0, index)
         if self._shows_position:
@@ -235,7 +233,7 @@ class MazeRunner(GoalEnv):
         return torch.cat(hidden, 1)
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
-        """Draws one env: ``[H, W, 3]`` uint8 RGB.
+        """Draw one env: ``[H, W, 3]`` uint8 RGB.
 
         The agent is a disc, the active goal a bright disc within a ring, future goals are rings
         that fade with their rank, completed goals are small dots.

@@ -1,6 +1,4 @@
-"""Registration with Gymnasium, by strings only: nothing heavy is imported before an environment is
-made.
-"""
+"""Registration with Gymnasium by strings, so that nothing is imported until an env is made."""
 
 _MAKER = "yamame_envs.gymnasium_env:make_single"
 _TARGETS = {
@@ -16,7 +14,7 @@ _TARGETS = {
 
 
 def register() -> None:
-    """Registers all environments with Gymnasium; doing so again changes nothing."""
+    """Register all environments with Gymnasium; a second call changes nothing."""
     from gymnasium.envs import registration
 
     for name, target in _TARGETS.items():

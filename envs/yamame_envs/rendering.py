@@ -1,6 +1,4 @@
-"""Small painting helpers: pictures of grids, ``[H, W, 3]`` uint8 RGB, with smooth shapes in their
-cells.
-"""
+"""Pictures of grids, ``[H, W, 3]`` uint8 RGB, with smooth shapes in their cells."""
 
 from typing import Final
 
@@ -15,7 +13,7 @@ CELL: Final = 24
 
 
 class Palette:
-    """The colours of all grid environments."""
+    """Colours of all grid environments."""
 
     FLOOR: Final[Color] = (244, 241, 234)
     GRID: Final[Color] = (230, 226, 216)
@@ -29,7 +27,7 @@ class Palette:
 
 
 def frame(walls: npt.NDArray[np.bool_]) -> Picture:
-    """Paints a grid of floor and walls: ``[R, C] -> [R * CELL, C * CELL, 3]``."""
+    """Paint a grid of floor and walls: ``[R, C] -> [R * CELL, C * CELL, 3]``."""
     is_wall = walls.astype(int)
     cells = np.array([Palette.FLOOR, Palette.WALL], np.uint8)[is_wall]
     picture = cells.repeat(CELL, 0).repeat(CELL, 1)
@@ -55,30 +53,28 @@ def _distance() -> npt.NDArray[np.float64]:
 
 
 def tile(picture: Picture, cell: tuple[int, int], color: Color) -> None:
-    """Fills a cell (row, column), in place, leaving the grid lines."""
+    """Fill a cell (row, column) in place, except its grid lines."""
     _window(picture, cell)[1:, 1:] = color
 
 
 def disc(picture: Picture, cell: tuple[int, int], color: Color, radius: float) -> None:
-    """Paints a disc into a cell, in place; ``radius`` in cells."""
+    """Paint a disc into a cell, in place; ``radius`` in cells."""
     _blend(_window(picture, cell), color, np.clip(radius * CELL - _distance() + 0.5, 0, 1))
 
 
 def ring(
     picture: Picture, cell: tuple[int, int], color: Color, radius: float, opacity: float = 1.0
 ) -> None:
-    """Paints a ring two pixels wide into a cell, in place; ``radius`` in cells, ``opacity`` in [0,
-    1].
+    """Paint a ring two pixels wide into a cell, in place.
+
+    ``radius`` is in cells, ``opacity`` in [0, 1].
     """
-    _blend(
-        _window(picture, cell),
-        color,
-        opacity * np.clip(1.5 - np.abs(radius * CELL - _distance()), 0, 1),
-    )
+    cover = opacity * np.clip(1.5 - np.abs(radius * CELL - _distance()), 0, 1)
+    _blend(_window(picture, cell), color, cover)
 
 
 def goal(picture: Picture, cell: tuple[int, int], rank: int) -> None:
-    """Paints a goal into a cell, in place.
+    """Paint a goal into a cell, in place.
 
     The active goal (``rank`` 0) is a bright disc within a ring, future goals (1, 2, ...) are rings
     that fade with their rank, completed goals (below 0) are small dots.

@@ -17,13 +17,14 @@ from torch import Tensor
 _STEP = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
 _SECOND = 0x94D049BB133111EB - 2**64
-_DRAW = 0x6A09E667F3BCC909  # separates the numbers drawn from a key from the keys folded out of it
+# Separates the numbers drawn from a key from the keys folded out of it.
+_DRAW = 0x6A09E667F3BCC909
 
 
 def _mixed(x: Tensor, shift: int) -> Tensor:
-    return x ^ (
-        (x >> shift) & ((1 << (64 - shift)) - 1)
-    )  # >> is arithmetic: clear the sign's copies
+    # >> is arithmetic, so the copies of the sign bit are cleared.
+    shifted = (x >> shift) & ((1 << (64 - shift)) - 1)
+    return x ^ shifted
 
 
 def _hash(x: Tensor) -> Tensor:
@@ -31,7 +32,7 @@ def _hash(x: Tensor) -> Tensor:
 
 
 def fold(key: Tensor, *data: int | Tensor) -> Tensor:
-    """Derives new keys from keys and data.
+    """Derive new keys from keys and data.
 
     Args:
         key: ``[*]`` int64.
@@ -49,42 +50,42 @@ def fold(key: Tensor, *data: int | Tensor) -> Tensor:
 
 
 def bits(key: Tensor, *shape: int) -> Tensor:
-    """Draws 64 random bits per number: ``[*] -> [*, *shape]`` int64."""
+    """Draw 64 random bits per number: ``[*] -> [*, *shape]`` int64."""
     counter = torch.arange(1, 1 + torch.Size(shape).numel(), device=key.device).view(shape)
     start = _hash(key ^ _DRAW)
     return _hash(start[(...,) + (None,) * len(shape)] + counter * _STEP)
 
 
 def uniform(key: Tensor, *shape: int) -> Tensor:
-    """Draws from [0, 1): ``[*] -> [*, *shape]`` float64, multiples of 2^-53."""
+    """Draw from [0, 1): ``[*] -> [*, *shape]`` float64, multiples of 2^-53."""
     return ((bits(key, *shape) >> 11) & (2**53 - 1)).to(torch.float64) * 2.0**-53
 
 
 def integers(key: Tensor, high: int | Tensor, *shape: int) -> Tensor:
-    """Draws from {0, ..., high - 1}: ``[*] -> [*, *shape]`` int64.
+    """Draw from {0, ..., high - 1}: ``[*] -> [*, *shape]`` int64.
 
     Args:
         key: ``[*]`` int64.
         high: Exclusive upper bounds that broadcast against the result; far below 2^53, where the
             unevenness of ``high / 2^53`` cannot be noticed.
-        shape: Numbers drawn per key.
+        shape: Shape of the numbers of each key.
     """
     return (uniform(key, *shape) * high).to(torch.int64)
 
 
 def permutation(key: Tensor, n: int) -> Tensor:
-    """Draws uniform permutations of 0..n-1: ``[*] -> [*, n]`` int64."""
+    """Draw uniform permutations of 0..n-1: ``[*] -> [*, n]`` int64."""
     return bits(key, n).argsort(dim=-1, stable=True)
 
 
 def subset(key: Tensor, allowed: Tensor, size: int) -> Tensor:
-    """Draws distinct indices without replacement, in random order.
+    """Draw distinct indices without replacement, in random order.
 
     Args:
         key: ``[*]`` int64.
         allowed: ``[*, n]`` bool with at least ``size`` True entries per key, from which indices are
             drawn.
-        size: Indices per key.
+        size: Number of indices per key.
 
     Returns:
         ``[*, size]`` int64 indices into the last dimension of ``allowed``.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchrl.data import Bounded, Categorical
-from yamame.checks import require
+from yamame.checks import PositiveInt, check_bounds, require
 
 from yamame_envs.base import BatchedEnv
 from yamame_envs.rendering import Palette, disc, frame, goal, tile
@@ -22,23 +22,24 @@ _COLUMNS_SHOWN = 41
 
 
 class _TMaze(BatchedEnv):
-    """The sign is at x = 0, the start ``_START`` cells behind it, the junction ``length`` cells
-    behind that.
+    """Common part of both mazes: a corridor from the sign to the junction.
 
+    The sign is at x = 0, the start at x = ``_START``, and the junction ``length`` cells behind it.
     Of several lengths every task has one.
 
     The sign is seen at the first visit of x = 0. There is time to go to it, back and on to the
-    junction, and for one step more. Every step in which it could still be fetched in time, the
-    first ``_START`` ones, is free.
+    junction, and for one step more. The first ``_START`` steps, in which the sign could still be
+    fetched in time, cost nothing.
     """
 
     _START: ClassVar[int]
     _moves: Tensor
 
+    @check_bounds
     def __init__(
         self,
         *,
-        num_envs: int = 1,
+        num_envs: PositiveInt = 1,
         length: int | list[int] = 32,
         penalty: float | None = None,
         observable: bool = False,
@@ -81,7 +82,7 @@ class _TMaze(BatchedEnv):
         side = task["side"]
         place = side.new_zeros(len(side), 2)
         place[:, 0] = self._START
-        # Whether x = 0 was not visited at any earlier timestep.
+        # "unread": x = 0 was not visited at any earlier timestep.
         return {"place": place, "unread": torch.ones_like(side, dtype=torch.bool)}
 
     def _transition(
@@ -99,11 +100,8 @@ class _TMaze(BatchedEnv):
         free = (action == 0).unsqueeze(-1) | last
         if self._START > 0:
             free |= step < self._START
-        return (
-            {"place": place, "unread": unread},
-            success + torch.where(free, 0.0, self._penalty),
-            success,
-        )
+        reward = success + torch.where(free, 0.0, self._penalty)
+        return {"place": place, "unread": unread}, reward, success
 
     def _observe(self, task: Tensors, state: Tensors) -> Tensors:
         x, y = state["place"].unbind(-1)
@@ -115,7 +113,7 @@ class _TMaze(BatchedEnv):
         return task["side"].unsqueeze(-1).to(torch.float32)
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
-        """Draws one env: ``[H, W, 3]`` uint8 RGB; of a long corridor, the part around the agent.
+        """Draw one env: ``[H, W, 3]`` uint8 RGB; of a long corridor, the part around the agent.
 
         The agent is a disc, the goal a bright disc within a ring. Until the sign is seen, its cell
         is lit unless the agent starts there; while it is seen, the cell that it points to is lit.
@@ -123,11 +121,9 @@ class _TMaze(BatchedEnv):
         env_state = self._env_state
         x, y = env_state.state["place"][env_id].tolist()
         side = int(env_state.task["side"][env_id])
-        end = (
-            int(env_state.task["junction"][env_id])
-            if "junction" in env_state.task
-            else self._junction
-        )
+        end = self._junction
+        if "junction" in env_state.task:
+            end = int(env_state.task["junction"][env_id])
         columns = min(end + 1, _COLUMNS_SHOWN)
         left = min(max(x - columns // 2, 0), end + 1 - columns)
         walls = np.ones((5, columns + 2), bool)
@@ -148,8 +144,7 @@ class _TMaze(BatchedEnv):
 
 
 class PassiveTMaze(_TMaze):
-    """A corridor with a junction at its end; a sign at the first step tells which way to turn
-    there.
+    """Corridor with a junction at its end, and a sign at the first step that shows the turn.
 
     Cells are x = 0..``length`` with y = 0, and y = 1 or -1 at x = ``length``. Actions: 0 right, 1
     up (y+1), 2 left, 3 down (y-1); a move to where there is no cell does nothing. Observation
@@ -159,16 +154,16 @@ class PassiveTMaze(_TMaze):
     "right". So the best return is 1, and walking well without memory earns 0.5.
 
     Args:
-        num_envs: Corridors played at the same time.
-        length: Steps from the start to the junction, at least 1; of several, every episode has one.
+        num_envs: Number of corridors, played at the same time.
+        length: Steps from the start to the junction, at least 1. Of several, every episode has one.
         penalty: Reward of an action other than "right" before the last step. ``None``: -1 /
             ``length``, the longest.
-        observable: Whether the side is shown at every step, as ``hidden`` ``[N, 1]``.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
+        observable: Write the side to ``hidden`` ``[N, 1]`` at every step.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: A number is out of its range.
 
     >>> env = PassiveTMaze(num_envs=2, length=10)
     >>> env.rollout(20)["next", "done"].sum(1).flatten()
@@ -179,8 +174,7 @@ class PassiveTMaze(_TMaze):
 
 
 class ActiveTMaze(_TMaze):
-    """A corridor with a junction at its end; the sign that tells which way to turn must be fetched
-    first.
+    """Corridor with a junction at its end, and a sign behind the start that shows the turn.
 
     Cells are x = 0..``length + 1`` with y = 0, and y = 1 or -1 at the junction x = ``length + 1``.
     The agent starts at x = 1, the sign is at x = 0 and is seen at the first visit only. Actions: 0
@@ -189,20 +183,20 @@ class ActiveTMaze(_TMaze):
     corridor, (1, y) at the junction's x. An episode has exactly ``length + 3`` steps: to the sign,
     to the junction, and one to turn. The last one pays 1 if y is then the side of the goal, which
     is success; the first one is free; every other pays ``penalty`` unless its action is "right". So
-    the best return is 1, and whoever does not fetch the sign in the first step, and walks well,
-    earns 0.5: a later visit leaves no time to turn.
+    the best return is 1, and an agent that does not fetch the sign in the first step, and walks
+    well, earns 0.5: a later visit leaves no time to turn.
 
     Args:
-        num_envs: Corridors played at the same time.
-        length: Steps from the start to the junction, at least 1; of several, every episode has one.
+        num_envs: Number of corridors, played at the same time.
+        length: Steps from the start to the junction, at least 1. Of several, every episode has one.
         penalty: Reward of an action other than "right" between the first and the last step.
             ``None``: -1 / ``length``, the longest.
-        observable: Whether the side is shown at every step, as ``hidden`` ``[N, 1]``.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
+        observable: Write the side to ``hidden`` ``[N, 1]`` at every step.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: A number is out of its range.
 
     >>> env = ActiveTMaze(num_envs=2, length=10)
     >>> env.rollout(20)["next", "done"].sum(1).flatten()

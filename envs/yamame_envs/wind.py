@@ -1,4 +1,4 @@
-"""Wind: fly to a known place through a wind that must be felt out.
+"""Wind: fly to a known place through an unknown wind.
 
 Source: Ni et al., "Recurrent model-free RL can be a strong baseline for many POMDPs", arXiv
 2110.05038; as in AMAGO, arXiv 2310.09971.
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchrl.data import Bounded
-from yamame.checks import require
+from yamame.checks import PositiveFloat, PositiveInt, check_bounds
 
 from yamame_envs.base import BatchedEnv
 from yamame_envs.rendering import CELL, Color, Palette, Picture, frame
@@ -25,34 +25,34 @@ _LIST_SEED = 1337
 
 _CELLS_SHOWN: Final = 17
 _UNITS_PER_CELL: Final = 0.125
-_CENTER: Final = (0.0, 0.5)  # of the picture
+# Point in the middle of the picture.
+_CENTER: Final = (0.0, 0.5)
 _PALE: Final[Color] = (150, 180, 212)
 
 Point = npt.NDArray[np.float64]
 
 
 class Wind(BatchedEnv):
-    """A point in the plane starts at (0, 0), is blown about, and is paid wherever it is near (0,
-    1).
+    """Point in the plane that starts at (0, 0) and is paid near (0, 1).
 
     Action ``[N, 2]`` float32, both numbers in [-0.1, 0.1]: a step leads to place + action + wind.
-    The wind is constant during an episode, uniform in [-0.08, 0.08] on both axes, and never shown.
+    The wind is constant during an episode, uniform in [-0.08, 0.08] on both axes, and hidden.
     Observation ``[N, 2]`` float32: the place. Every step that ends within ``goal_radius`` of the
     goal pays 1; the episode goes on to the time limit. Success is to be there at the last step.
     With the settings of the source, knowing the wind earns 62.2 on average.
 
     Args:
-        num_envs: Points played at the same time.
-        num_tasks: Winds that there are, at least 1: the first of the published list. ``None``: a
-            new wind in every episode.
-        time_limit: Steps of an episode, at least 1.
-        goal_radius: Distance from the goal that still pays, above 0.
-        observable: Whether the wind is shown, as ``hidden`` ``[N, 2]``, as shares of the strongest.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
+        num_envs: Number of points, played at the same time.
+        num_tasks: Number of winds, the first of the published list. ``None``: a new wind in every
+            episode.
+        time_limit: Steps of an episode.
+        goal_radius: Distance from the goal that still pays.
+        observable: Write the wind to ``hidden`` ``[N, 2]``, as shares of the strongest.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: A number is out of its range.
 
     >>> env = Wind(num_envs=2, num_tasks=1)
     >>> env.rollout(100)["observation"].shape
@@ -61,24 +61,22 @@ class Wind(BatchedEnv):
 
     _goal: Tensor
 
+    @check_bounds
     def __init__(
         self,
         *,
-        num_envs: int = 1,
-        num_tasks: int | None = None,
-        time_limit: int = 75,
-        goal_radius: float = 0.03,
+        num_envs: PositiveInt = 1,
+        num_tasks: PositiveInt | None = None,
+        time_limit: PositiveInt = 75,
+        goal_radius: PositiveFloat = 0.03,
         observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        require(
-            self.label, "num_tasks", num_tasks, num_tasks is None or num_tasks >= 1, "be at least 1"
-        )
-        require(self.label, "goal_radius", goal_radius, goal_radius > 0, "be above 0")
         self._num_tasks = num_tasks
         self._radius = goal_radius
-        farthest = 1.01 * (_SPEED + _STRONGEST) * time_limit  # with room for rounding
+        # 1 % more, for rounding.
+        farthest = 1.01 * (_SPEED + _STRONGEST) * time_limit
         place = Bounded(-farthest, farthest, shape=(2,), dtype=torch.float32, device=device)
         super().__init__(
             num_envs=num_envs,
@@ -89,9 +87,9 @@ class Wind(BatchedEnv):
             seed=seed,
             device=device,
         )
-        listed = np.random.RandomState(_LIST_SEED).uniform(
-            -_STRONGEST, _STRONGEST, (num_tasks or 0, 2)
-        )
+        # The published list is drawn with this generator and seed.
+        random = np.random.RandomState(_LIST_SEED)
+        listed = random.uniform(-_STRONGEST, _STRONGEST, (num_tasks or 0, 2))
         self._winds = torch.tensor(listed, dtype=torch.float32)
         self.register_buffer("_goal", torch.tensor(_GOAL, device=self.device), persistent=False)
 
@@ -120,7 +118,7 @@ class Wind(BatchedEnv):
         return task["wind"] * (1.0 / _STRONGEST)
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
-        """Draws one env: ``[H, W, 3]`` uint8 RGB.
+        """Draw one env: ``[H, W, 3]`` uint8 RGB.
 
         The agent is a disc, pale at the border where it has left the picture. The goal is a bright
         disc of its true size within a ring, the start a small dot. The stroke behind the agent is
@@ -146,14 +144,14 @@ class Wind(BatchedEnv):
 
 
 def _pixel(place: Point) -> Point:
-    """The pixel (row, column) of a place (x, y); y grows upwards."""
+    """Return the pixel (row, column) of a place (x, y); y grows upwards."""
     middle = (_CELLS_SHOWN * CELL - 1) / 2
     x, y = (place - np.array(_CENTER)) / _UNITS_PER_CELL * CELL
     return np.array([middle - y, middle + x])
 
 
 def _stroke(picture: Picture, start: Point, end: Point, color: Color, radius: float) -> None:
-    """Paints a line with round ends, in place; a disc where it ends at its start."""
+    """Paint a line with round ends, in place; a disc if it ends at its start."""
     window, distance = _around(picture, start, end, radius + 2.0)
     _blend(window, color, radius + 0.5 - distance)
 
@@ -166,7 +164,7 @@ def _ring(picture: Picture, center: Point, color: Color, radius: float) -> None:
 def _around(
     picture: Picture, start: Point, end: Point, margin: float
 ) -> tuple[Picture, npt.NDArray[np.float64]]:
-    """The part of a picture around a line, and how far its pixels are from the line."""
+    """Return the part of a picture around a line, and the distances of its pixels to the line."""
     corner = np.clip(np.floor(np.minimum(start, end) - margin), 0, None).astype(int)
     bottom, right = np.ceil(np.maximum(start, end) + margin).astype(int) + 1
     window = picture[corner[0] : bottom, corner[1] : right]

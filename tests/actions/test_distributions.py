@@ -134,7 +134,7 @@ def test_the_floor_of_a_masked_distribution_is_over_allowed_actions():
     torch.testing.assert_close(probs, expected)
 
 
-def test_a_saturated_policy_keeps_a_gradient_under_the_floor_and_without_one_but_not_under_clipping():
+def test_a_saturated_policy_keeps_a_gradient_with_and_without_a_floor_but_not_under_clipping():
     logits = torch.tensor([30.0, 0.0, 0.0])
     action = torch.tensor([0.0, 1.0, 0.0])
 

@@ -117,10 +117,10 @@ def test_a_correct_command_line_reaches_the_recipe_and_writes_nothing_by_itself(
         (["seed=???"], "train: seed: Missing mandatory value: seed"),
         (["seed=${nowhere}"], "train: seed: Interpolation key 'nowhere' not found"),
         (["+net.hidden=1"], "train: net.hidden: must be an argument of torch.nn.Linear"),
-        (["net._target_=os.system"], "train: net._target_ must begin with yamame. or"),
+        (["net._target_=os.system"], "train: net._target_: must begin with yamame. or"),
         (
             ["net._target_=torch.nn.Lineal"],
-            "train: net._target_ must name a class or function, got 'torch.nn.Lineal'",
+            "train: net._target_: must name a class or function, got 'torch.nn.Lineal'",
         ),
         (["run.overwrite=no"], "train: run.overwrite: must be true or false, got 'no'"),
         (["run.overwrite=off"], "train: run.overwrite: must be true or false, got 'off'"),
@@ -147,7 +147,7 @@ def test_a_correct_command_line_reaches_the_recipe_and_writes_nothing_by_itself(
         (["-m", "seed=1,2", "sed=1"], "train: sed: no such key"),
         (
             ["-m", "seed=1,2", "net._target_=torch.nn.Linear,os.system"],
-            "train: net._target_ must begin with",
+            "train: net._target_: must begin with",
         ),
     ],
 )

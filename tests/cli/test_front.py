@@ -94,7 +94,8 @@ def test_every_key_has_a_description_but_for_arguments_of_other_packages():
 MISTAKES = [
     (
         ("env.length=8",),
-        "env.length: no such key; it is a key of env=active_tmaze, env=package_delivery, env=tmaze;",
+        "env.length: no such key; it is a key of env=active_tmaze, env=package_delivery, "
+        "env=tmaze;",
     ),
     (("seed",), "seed: must be key=value, as seed=1"),
     (("encodr=gru",), "encodr: no such key, did you mean encoder"),
@@ -171,11 +172,9 @@ def test_a_run_that_is_there_is_refused_before_torch_is_loaded(tmp_path):
     free = ("resume=true", "resume=auto", "run.overwrite=true", "run.name=other")
     refused, *others = ask(given, *((*given, setting) for setting in free))
     assert refused.returncode == 2
-    assert refused.stderr.startswith(
-        f"ppo: RunDirectory: {run} exists; continue it with resume=true"
-    )
+    assert refused.stderr.startswith(f"ppo: run.name: {run} exists; continue it with resume=true")
     assert refused.stdout == ""
-    assert not [asked.args for asked in others if "RunDirectory" in asked.stderr]
+    assert not [asked.args for asked in others if f"{run} exists" in asked.stderr]
 
 
 def test_a_place_that_cannot_be_is_told_in_a_line(tmp_path):

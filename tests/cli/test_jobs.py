@@ -344,11 +344,13 @@ def test_resuming_is_automatic_in_a_sweep_unless_runs_are_replaced_and_what_is_s
     [
         (
             1,
-            "yamame train --config-dir 'my conf' --config-name mine hydra.searchpath=x env=tmaze '~trials' resume=true",
+            "yamame train --config-dir 'my conf' --config-name mine hydra.searchpath=x "
+            "env=tmaze '~trials' resume=true",
         ),
         (
             2,
-            "torchrun --nproc-per-node=2 --no-python yamame train --config-dir 'my conf' --config-name mine ",
+            "torchrun --nproc-per-node=2 --no-python yamame train --config-dir 'my conf' "
+            "--config-name mine ",
         ),
     ],
 )

@@ -18,7 +18,7 @@ def test_targets_outside_the_list_are_refused_by_key_before_any_import():
         }
     }
     with pytest.raises(
-        UsageError, match=r"agent\.parts\.1\._target_ must begin with yamame\..*nowhere\.f'"
+        UsageError, match=r"agent\.parts\.1\._target_: must begin with yamame\..*nowhere\.f'"
     ):
         located(named)
     # Inside the list the same module is looked for, so the refusal above came first.
@@ -30,7 +30,7 @@ def test_targets_outside_the_list_are_refused_by_key_before_any_import():
     "target", ["torchvision.models", "yamamex.a", "os.system", 3, "Torch.nn.ReLU", "torch.hub.load"]
 )
 def test_a_prefix_is_a_whole_package_name(target):
-    with pytest.raises(UsageError, match=r"x\._target_ must begin with"):
+    with pytest.raises(UsageError, match=r"x\._target_: must begin with"):
         located({"x": {"_target_": target}})
 
 
@@ -206,7 +206,7 @@ def test_plain_resolves_and_refuses_missing_values():
     ],
 )
 def test_what_a_module_has_only_imported_and_what_is_no_layer_is_refused(target, message):
-    with pytest.raises(UsageError, match=rf"x\._target_ {message}.*got '{target}'"):
+    with pytest.raises(UsageError, match=rf"x\._target_: {message}.*got '{target}'"):
         instantiate(OmegaConf.create({"x": {"_target_": target}}).x)
 
 
@@ -214,7 +214,7 @@ def test_a_package_of_the_users_own_is_named_in_trust(own_module):
     own_module("mylab", "from os import getcwd\nclass Part:\n    pass\n")
     config = {"part": {"_target_": "mylab.Part"}}
     with pytest.raises(
-        UsageError, match=r"part\._target_ must begin with .* package of trust.*'mylab\.Part'"
+        UsageError, match=r"part\._target_: must begin with .* package of trust.*'mylab\.Part'"
     ):
         instantiate(OmegaConf.create(config).part)
     trusting = OmegaConf.create(config | {"trust": ["mylab."]})

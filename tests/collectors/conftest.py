@@ -28,7 +28,8 @@ class Sleep(Transform):
 
 
 def maze(seconds, num_envs, seed):
-    return TransformedEnv(MazeRunner(num_envs=num_envs, seed=seed, size=7, num_goals=1, time_limit=15), Sleep(seconds))
+    env = MazeRunner(num_envs=num_envs, seed=seed, size=7, num_goals=1, time_limit=15)
+    return TransformedEnv(env, Sleep(seconds))
 
 
 def leaves(num_envs, seed):

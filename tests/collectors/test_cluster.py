@@ -2,6 +2,7 @@
 die.
 """
 
+import itertools
 import signal
 import time
 from functools import partial
@@ -241,7 +242,8 @@ def test_a_push_of_weights_does_not_wait_for_actors(make_collector, slow):
         collector.update_policy_weights_(weights)
         seconds.append(time.monotonic() - start)
     print(
-        f"a push of 3.9M parameters: {1000 * sum(seconds) / 5:.0f} ms, at most {1000 * max(seconds):.0f} ms"
+        f"a push of 3.9M parameters: {1000 * sum(seconds) / 5:.0f} ms, at most "
+        f"{1000 * max(seconds):.0f} ms"
     )
     assert max(seconds) < 0.5  # a block takes a second
 
@@ -290,8 +292,7 @@ def test_a_restored_collector_keeps_weights_and_schedule_and_plays_other_tasks(
     )
     third.load_state_dict(second.state_dict())
     assert [c.state_dict()["num_restarts"] for c in (first, second, third)] == [0, 1, 2]
-    numbers = [(seed, resumed, actor, before) for seed in range(4) for resumed in range(4) for actor in range(4)
-               for before in range(4)]  # fmt: skip
+    numbers = list(itertools.product(range(4), repeat=4))
     seeds = [seed for number in numbers for seed in actor_seeds(*number)]
     assert len(set(seeds)) == 2 * len(numbers)
 
@@ -332,6 +333,6 @@ def test_an_address_where_no_cluster_is_is_refused_before_anything_begins(build)
 def test_a_missing_package_is_named(build, monkeypatch):
     monkeypatch.setattr("yamame.collectors.cluster.find_spec", lambda name: None)
     with pytest.raises(
-        UsageError, match=r"package ray must be installed, run: pip install 'yamame\[ray\]'"
+        UsageError, match=r"package ray must be installed; run: pip install 'yamame\[ray\]'"
     ):
         build()

@@ -57,7 +57,7 @@ def test_a_round_is_the_same_where_a_look_at_its_end_waits_for_a_device():
     rounds = []
     for waits in (False, True):
         collector, buffer, _ = make(size=5)
-        collector._waits, stepped, step = waits, [], collector.env.step_and_maybe_reset
+        collector._is_async_device, stepped, step = waits, [], collector.env.step_and_maybe_reset
         collector.env.step_and_maybe_reset = lambda td, step=step, stepped=stepped: (
             stepped.append(1) or step(td)
         )

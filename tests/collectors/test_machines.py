@@ -91,7 +91,8 @@ def test_a_dead_machine_costs_its_actors_and_a_new_one_takes_their_place(
     finally:
         collector.shutdown()
     print(
-        f"noticed after {noticed:.1f} s, longest pause {max(pauses):.1f} s, both play {again:.1f} s after the addition"
+        f"noticed after {noticed:.1f} s, longest pause {max(pauses):.1f} s, both play "
+        f"{again:.1f} s after the addition"
     )
     assert again < 60
     shelf.check_whole()

@@ -36,7 +36,7 @@ def test_flat_files_with_where_steps_led_become_the_same(collected, files, same,
     same(npz(str(data.path / "all.npz"), format=data.format), data.buffer)
 
 
-def test_of_flat_files_the_last_observation_is_zeros_where_the_value_ends_and_a_truncated_step_is_left_out(
+def test_flat_files_end_in_zeros_where_the_value_ends_and_a_truncated_step_is_left_out(
     collected,
 ):
     shape = collected("lake").format
@@ -237,7 +237,8 @@ def test_a_folder_whose_reading_would_run_code_is_refused(tmp_path):
         ),
         (
             {"observations/observation": np.zeros((5, 2), np.float32)},
-            r"length of 'observation' must have one step for each of the 7 actions, or one more, got 5",
+            r"length of 'observation' must have one step for each of the 7 actions, or one "
+            r"more, got 5",
         ),
         (
             {"observations/observation": np.full((8, 2), np.nan)},

@@ -7,7 +7,7 @@ import yamame
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame.deploy import DeployedAgent
 from yamame.evaluation import evaluate
-from yamame.evaluation.held_out import acting, fresh_copy
+from yamame.evaluation.held_out import evaluation_mode, fresh_copy
 
 ENCODERS = ("transformer", "gru", "window", "memoryless", "linear_recurrent", "rsm", "memo")
 
@@ -27,7 +27,7 @@ def play_beside(
     differing = 0
     ended = 0
     deployed.reset(sessions=names)
-    with acting(0, greedy=True):
+    with evaluation_mode(0, greedy=True):
         env.set_seed(1)
         timestep = env.reset()
         for _ in range(num_steps):
@@ -53,7 +53,7 @@ def played_steps(subject, num_steps: int) -> list[tuple]:
     policy = fresh_copy(subject.agent.policy())
     steps = []
     keys = DeployedAgent(subject.saved).observation_spec.keys()
-    with acting(0, greedy=True):
+    with evaluation_mode(0, greedy=True):
         env.set_seed(1)
         timestep = env.reset()
         for _ in range(num_steps):

@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 import torch
 from yamame.deploy import DeployedAgent
-from yamame.evaluation.held_out import acting, fresh_copy
+from yamame.evaluation.held_out import evaluation_mode, fresh_copy
 
 REMEMBERED, MEASURED = 100, 200
 
@@ -42,7 +42,7 @@ def test_a_decision_costs_little_more_than_the_policy(subject, encoder, num):
     shuffled, halved = (DeployedAgent(made.saved, greedy=True) for _ in range(2))
     for each in (agent, shuffled, halved):
         each.reset(sessions=names)
-    with acting(0, greedy=True):
+    with evaluation_mode(0, greedy=True):
         timestep = made.env.reset()
         for step in range(REMEMBERED + MEASURED):
             shown = {key: timestep[key].numpy() for key in agent.observation_spec.keys()}

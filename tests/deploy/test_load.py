@@ -240,13 +240,13 @@ DAMAGES = {
     ),
     "a stranger's class": (
         lambda m: edited(m, lambda c: c["config"]["encoder"].update(_target_="os.system")),
-        r"encoder._target_ must be a class of Yamame that belongs there.*got 'os.system'",
+        r"encoder._target_: must be a class of Yamame that belongs there.*got 'os.system'",
     ),
     "a class in the wrong place": (
         lambda m: edited(
             m, lambda c: c["config"]["encoder"].update(_target_="yamame.heads.ActorHead")
         ),
-        r"encoder._target_ must be a class of Yamame that belongs there",
+        r"encoder._target_: must be a class of Yamame that belongs there",
     ),
 }
 
@@ -316,7 +316,7 @@ def test_classes_of_a_custom_package_need_trust(run, tmp_path, own_module, obser
     mine = yamame.load(run).save_pretrained(tmp_path / "mine")
     edited(mine, lambda config: config["config"]["encoder"].update(_target_="mylab.Own"))
     with pytest.raises(
-        UsageError, match=r"a package of your own must be in trust=\[...\]; got 'mylab.Own'"
+        UsageError, match=r"got 'mylab.Own'; a package of your own must be in trust=\[...\]"
     ):
         yamame.load(mine)
     agent = yamame.load(mine, trust=["mylab."], greedy=True)

@@ -275,7 +275,8 @@ def test_a_step_before_the_first_reset_is_refused(corridor):
 def test_a_first_reset_of_some_rows_is_refused(corridor):
     env = corridor(num_envs=2)
     with pytest.raises(
-        ValueError, match="PassiveTMaze: _reset must cover all envs at first, got '1 envs'"
+        ValueError,
+        match="PassiveTMaze: _reset must cover all envs at the first reset, got '1 envs'",
     ):
         env.reset(TensorDict({"_reset": torch.tensor([[True], [False]])}, [2]))
 

@@ -100,7 +100,7 @@ def test_an_action_out_of_bounds_in_a_captured_step_is_refused_at_the_next_look(
     captured(env, td, [torch.tensor([1, -1]), torch.tensor([0, 0])])
     with pytest.raises(
         ValueError,
-        match=r"MazeRunner: action must be in 0\.\.4, got 'one of an earlier step was not",
+        match=r"MazeRunner: action must be in 0\.\.4, got 'an action of an earlier step that was",
     ):
         env.reserve(1)
     assert env.reserve(1)  # said once

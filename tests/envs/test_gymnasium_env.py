@@ -88,7 +88,8 @@ def test_importing_the_package_imports_no_torch_and_registers():
 import sys, yamame_envs
 print("torch" in sys.modules, "torchrl" in sys.modules)
 import gymnasium
-print(all(name in gymnasium.registry for name in ("yamame/MazeRunner-v0", "yamame/PassiveTMaze-v0")))
+names = ("yamame/MazeRunner-v0", "yamame/PassiveTMaze-v0")
+print(all(name in gymnasium.registry for name in names))
 """
     assert run_python(code).split() == ["False", "False", "True"]
 

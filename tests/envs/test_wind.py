@@ -194,7 +194,7 @@ def test_success_is_to_be_there_at_the_last_step():
     ("settings", "message"),
     [
         ({"num_tasks": 0}, "Wind: num_tasks must be at least 1, got 0"),
-        ({"goal_radius": 0.0}, "Wind: goal_radius must be above 0, got 0.0"),
+        ({"goal_radius": 0.0}, "Wind: goal_radius must be positive, got 0.0"),
         ({"time_limit": 0}, "Wind: time_limit must be at least 1, got 0"),
     ],
 )

@@ -98,7 +98,7 @@ def test_episodes_of_different_lengths_count_up_to_their_ends():
         assert ours.first == theirs.first
 
 
-def test_a_recording_is_of_the_episodes_that_an_evaluation_plays_and_of_what_the_agent_does_not_see():
+def test_a_recording_is_of_the_episodes_of_an_evaluation_and_of_what_the_agent_does_not_see():
     agent, env = agent_of("env=bandits", "env.num_arms=3", "env.time_limit=9", "encoder=gru")
     _, twin = agent_of("env=bandits", "env.num_arms=3", "env.time_limit=9", "env.observable=true")
     blind, seeing = record_episodes(agent, env, seed=4), record_episodes(agent, twin, seed=4)

@@ -12,6 +12,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, GymEnv, TensorDictPrimer, TransformedEnv
 from torchrl.envs.utils import ExplorationType, exploration_type
 from yamame.evaluation import EvaluationResult, evaluate, mean_interval, wilson_interval
+from yamame.evaluation.held_out import act
 from yamame.evaluation.result import concatenate
 from yamame.exploration import EpsilonGreedy
 from yamame.goals import GOAL_PAD
@@ -213,7 +214,7 @@ def test_without_trials_goals_or_success_these_stay_empty():
 
 def test_wiping_the_memory_shows_what_memory_is_worth():
     with_memory = evaluate(Remember(), CueEnv(), num_episodes=60)
-    wiped = evaluate(Remember(), CueEnv(), num_episodes=60, memory_wiped=True)
+    wiped = evaluate(Remember(), CueEnv(), num_episodes=60, memory_reset="every_step")
     assert with_memory.returns[:6].tolist() == [float(length - 1) for length in LENGTHS]
     assert wiped.lengths.equal(with_memory.lengths)
     assert float(wiped.returns.sum()) < 0.75 * float(with_memory.returns.sum())
@@ -224,8 +225,8 @@ def test_wiping_the_memory_shows_what_memory_is_worth():
 def test_memory_wiped_once_per_trial_lasts_until_the_next_one_begins():
     options = {"num_episodes": 60}
     kept = evaluate(Remember(), CueEnv(), **options)
-    per_trial = evaluate(Remember(), CueEnv(), memory_wiped="trials", **options)
-    every_step = evaluate(Remember(), CueEnv(), memory_wiped=True, **options)
+    per_trial = evaluate(Remember(), CueEnv(), memory_reset="every_trial", **options)
+    every_step = evaluate(Remember(), CueEnv(), memory_reset="every_step", **options)
     assert per_trial.trial_returns[:, 0].equal(kept.trial_returns[:, 0])
     assert (
         per_trial.trial_returns[:, 1:]
@@ -235,14 +236,33 @@ def test_memory_wiped_once_per_trial_lasts_until_the_next_one_begins():
     assert (
         float(every_step.returns.sum()) < float(per_trial.returns.sum()) < float(kept.returns.sum())
     )
-    with pytest.raises(ValueError, match="emit trial_start for memory_wiped=trials"):
-        evaluate(Remember(), CueEnv(trials=False), memory_wiped="trials")
+    with pytest.raises(ValueError, match="emit trial_start for memory_reset=every_trial"):
+        evaluate(Remember(), CueEnv(trials=False), memory_reset="every_trial")
 
 
 def test_wiping_needs_to_know_where_memory_begins():
     env = GymEnv("CartPole-v1")
-    with pytest.raises(ValueError, match="env must emit is_init for memory_wiped=True, got"):
-        evaluate(Coin(), env, memory_wiped=True)
+    with pytest.raises(ValueError, match="env must emit is_init for memory_reset=every_step, got"):
+        evaluate(Coin(), env, memory_reset="every_step")
+
+
+@pytest.mark.parametrize(
+    ("former", "present"), [(False, "never"), (True, "every_step"), ("trials", "every_trial")]
+)
+def test_the_former_argument_for_resets_of_memory_warns_and_does_the_same(former, present):
+    with pytest.warns(DeprecationWarning, match=f"memory_reset='{present}'"):
+        found = evaluate(Remember(), CueEnv(), memory_wiped=former)
+    assert found.returns.equal(evaluate(Remember(), CueEnv(), memory_reset=present).returns)
+    with pytest.raises(ValueError, match=r"memory_reset .*'sometimes'"):
+        evaluate(Remember(), CueEnv(), memory_reset="sometimes")
+
+
+@pytest.mark.parametrize("reset", ["never", "every_step", "every_trial"])
+def test_the_environment_keeps_its_own_starts_whatever_the_policy_sees(reset):
+    acted = act(
+        Remember(), CueEnv().reset().set("is_init", torch.zeros(6, 1).bool()), "action", reset
+    )
+    assert not acted["is_init"].any()
 
 
 def test_an_evaluation_is_reproducible_and_leaves_the_global_generator_alone():
@@ -370,7 +390,7 @@ def test_an_environment_without_batch_dimension_is_evaluated_as_one():
     assert result.lengths.shape == (3,)
     assert torch.equal(result.returns, result.lengths.double())
     assert set(CountRows.shapes) == {(1,)}
-    wiped = evaluate(CountRows(), env, num_episodes=3, memory_wiped=True)
+    wiped = evaluate(CountRows(), env, num_episodes=3, memory_reset="every_step")
     assert torch.equal(result.lengths, wiped.lengths)
 
 

@@ -96,7 +96,7 @@ def test_every_sample_is_resampled_on_its_own_and_all_columns_of_one_together():
     assert spread.tolist() == [0.0, 0.0]
 
 
-def test_from_ten_values_on_the_interval_is_the_percentiles_of_all_resamples_that_lie_as_far_out_as_students_t():
+def test_from_ten_values_on_the_interval_has_percentiles_as_far_out_as_students_t():
     """Resamples of ones and zeros have a binomial number of ones: the distribution is known
     exactly.
     """

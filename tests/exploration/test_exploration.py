@@ -346,11 +346,13 @@ def test_the_key_of_the_action_is_free():
         ),
         (
             lambda: fixed(Bounded(-1, 1, (2,)), 0.5),
-            "EpsilonGreedy: action_space must be of kind index or indices or one_hot or bits, got 'box'",
+            "EpsilonGreedy: action_space must be of kind index or indices or one_hot or "
+            "bits, got 'box'",
         ),
         (
             lambda: GaussianNoise(Categorical(4), anneal_steps=1),
-            "GaussianNoise: action_space must be of kind box, got 'index'; .*GaussianNoise for boxes",
+            "GaussianNoise: action_space must be of kind box, got 'index'; .*GaussianNoise "
+            "for boxes",
         ),
     ],
 )

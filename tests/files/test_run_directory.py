@@ -41,7 +41,7 @@ def test_there_must_be_something_to_resume(tmp_path):
 
 
 def test_auto_is_refused_what_resuming_is(tmp_path):
-    with pytest.raises(UsageError, match=r"resume=auto and run\.overwrite=true"):
+    with pytest.raises(UsageError, match=r"run\.overwrite: .* resume=auto"):
         RunDirectory.open(tmp_path, "maze", resume="auto", overwrite=True)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "one.png").touch()
@@ -72,7 +72,7 @@ def test_what_killed_processes_left_is_swept_and_what_others_are_writing_is_not(
 
 
 def test_resuming_and_overwriting_exclude_each_other(tmp_path):
-    with pytest.raises(UsageError, match=r"resume=true and run\.overwrite=true"):
+    with pytest.raises(UsageError, match=r"run\.overwrite: .* resume=true"):
         RunDirectory.open(tmp_path, "maze", resume=True, overwrite=True)
 
 
@@ -88,7 +88,7 @@ def test_a_directory_that_is_no_run_is_never_deleted(tmp_path):
     "name", ["", ".", "..", "../up", "a/b", "/etc", "-x", ".hidden", "a b", "a\n", "x" * 129]
 )
 def test_names_that_are_no_plain_directory_names_are_refused(tmp_path, name):
-    with pytest.raises(UsageError, match=r"run\.name must be .*, got"):
+    with pytest.raises(UsageError, match=r"run\.name: must be .*, got"):
         RunDirectory.open(tmp_path, name)
     assert list(tmp_path.iterdir()) == []
 

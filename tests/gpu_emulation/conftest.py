@@ -60,7 +60,7 @@ def train(tmp_path, monkeypatch, skip_if_missing) -> Callable[..., Ended]:
         replay(graph)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("yamame.runs.outcome.log_artifacts", lambda run: None)
+    monkeypatch.setattr("yamame.runs.results.log_artifacts", lambda run: None)
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", replay_noted)
 
     def train(*overrides: str, recipe: str = "train") -> Ended:

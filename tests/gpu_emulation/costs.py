@@ -1,8 +1,10 @@
 """What acting and learning cost the host on the emulated device, per step of all environments and
 per update.
 
-    python tests/gpu_emulation/program.py run tests/gpu_emulation/costs.py       # the table of docs/howto/gpu.md
-    python tests/gpu_emulation/program.py run tests/gpu_emulation/costs.py encoder=gru       # of other settings
+    # the table of docs/howto/gpu.md
+    python tests/gpu_emulation/program.py run tests/gpu_emulation/costs.py
+    # of other settings
+    python tests/gpu_emulation/program.py run tests/gpu_emulation/costs.py encoder=gru
 
 A step is counted from one decision to the next of the same block. The rest of a block is what it
 costs beside its steps. An update is counted with the sampling and copying of its batch.
@@ -25,9 +27,12 @@ from yamame.training import Prefetcher
 ENVS = ("mazerunner", "frozenlake", "tmaze", "dark_key_to_door")
 """Each as the experiment ``cpu_*`` has it."""
 SHORT = (
-    "logger=none", "device=cuda", "evaluation.num_episodes=2", "evaluation.max_steps=2", "evaluation.video_frames=1",
-    "budget={env_steps:null,minutes:null,updates:40}", "schedule.learning_starts=0", "schedule.num_envs=4",
-    "schedule.steps_per_iteration=128", "schedule.updates_per_step=0.02", "schedule.batch_size=4", "encoder.d_model=32",
+    "logger=none", "device=cuda", "evaluation.num_episodes=2", "evaluation.max_steps=2",
+    "evaluation.video_frames=1",
+    "budget={env_steps:null,minutes:null,updates:40}", "schedule.learning_starts=0",
+    "schedule.num_envs=4",
+    "schedule.steps_per_iteration=128", "schedule.updates_per_step=0.02", "schedule.batch_size=4",
+    "encoder.d_model=32",
     "packing.row_multiple=4", "packing.length_multiple=256",
 )  # fmt: skip
 """Batches of one shape, so that the last updates are replayed. How large they are changes no

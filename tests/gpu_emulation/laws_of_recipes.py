@@ -11,7 +11,8 @@ from yamame import conf_dir
 
 CONF = conf_dir()
 ON_POLICY = (
-    "debug=tiny", "logger=none", "evaluation.num_episodes=2", "evaluation.max_steps=12", "evaluation.video_frames=1",
+    "debug=tiny", "logger=none", "evaluation.num_episodes=2", "evaluation.max_steps=12",
+    "evaluation.video_frames=1",
 )  # fmt: skip
 TINY = (*ON_POLICY, "schedule.anneal_lr=false")
 NARROW = {
@@ -19,7 +20,8 @@ NARROW = {
     "gru": "encoder.hidden_size=16 encoder.out_features=16",
     "linear_recurrent": "encoder.d_model=16",
     "memoryless": "encoder.d_model=16",
-    "hf": "encoder.d_model=16 encoder.num_heads=2 +encoder.settings.attn_pdrop=0 +encoder.settings.resid_pdrop=0"
+    "hf": "encoder.d_model=16 encoder.num_heads=2 +encoder.settings.attn_pdrop=0 "
+    "+encoder.settings.resid_pdrop=0"
     " +encoder.settings.embd_pdrop=0",
 }
 NARROW |= {"transformer_naive": NARROW["transformer"], "window": NARROW["memoryless"]}
@@ -30,32 +32,39 @@ NARROW |= dict.fromkeys(
 NARROW |= {"lstm": NARROW["gru"], "gru_selective": NARROW["gru"]}
 """Small networks without dropout, for which a GPU draws other numbers."""
 SHORT = {
-    "bandits": "env.time_limit=20", "dark_key_to_door": "env.time_limit=20", "mazerunner": "env.time_limit=20",
+    "bandits": "env.time_limit=20", "dark_key_to_door": "env.time_limit=20",
+    "mazerunner": "env.time_limit=20",
     "package_delivery": "env.time_limit=30", "wind": "env.time_limit=20", "tmaze": "env.length=12",
     "active_tmaze": "env.length=12", "frozenlake": "", "gym": "env.time_limit=20",
 }  # fmt: skip
 """Episodes of which some end."""
 CHOICES = (
     "env=mazerunner encoder=transformer relabel=rarity goal_encoder=token exploration=bilevel",
-    "env=mazerunner encoder=window relabel=hide_future_goals agent=separate goal_encoder=mlp timestep_encoder=auto",
+    "env=mazerunner encoder=window relabel=hide_future_goals agent=separate "
+    "goal_encoder=mlp timestep_encoder=auto",
     "env=mazerunner encoder=lstm relabel=all exploration=epsilon_greedy",
     "env=mazerunner encoder=memoryless relabel=some agent=amago agent/returns=popart",
-    "env=package_delivery agent=naive encoder=transformer_naive relabel=all_or_nothing encoder.checkpoint_layers=true",
+    "env=package_delivery agent=naive encoder=transformer_naive relabel=all_or_nothing "
+    "encoder.checkpoint_layers=true",
     "env=package_delivery encoder=gru relabel=single_goal packing=null",
     "env=dark_key_to_door encoder=linear_recurrent agent=amago2 agent/returns=binned",
     "env=tmaze encoder=gru_selective agent=bc exploration=edges",
     "env=active_tmaze encoder=rsm",
-    "env=frozenlake encoder=transformer relabel=none encoder.window=8 encoder.sinks=1 encoder.positions=rotary",
+    "env=frozenlake encoder=transformer relabel=none encoder.window=8 encoder.sinks=1 "
+    "encoder.positions=rotary",
     "env=wind encoder=transformer agent.box_distribution=beta encoder.sigma_reparam=true",
     "env=bandits encoder=memo exploration=none timestep_encoder=mlp",
-    "env=gym env.id=Pendulum-v1 trials=repeated trials.num_trials=2 encoder=gru agent=separate exploration=gaussian",
+    "env=gym env.id=Pendulum-v1 trials=repeated trials.num_trials=2 encoder=gru "
+    "agent=separate exploration=gaussian",
     "env=tmaze encoder=hf",
 )
 GROUPS = (
-    "agent", "agent/returns", "encoder", "exploration", "goal_encoder", "relabel", "timestep_encoder", "trials",
+    "agent", "agent/returns", "encoder", "exploration", "goal_encoder", "relabel",
+    "timestep_encoder", "trials",
 )  # fmt: skip
 ENVS = (
-    "active_tmaze", "bandits", "dark_key_to_door", "frozenlake", "mazerunner", "package_delivery", "tmaze", "wind",
+    "active_tmaze", "bandits", "dark_key_to_door", "frozenlake", "mazerunner", "package_delivery",
+    "tmaze", "wind",
 )  # fmt: skip
 AGENTS = ("amago", "amago2", "bc", "naive", "separate")
 

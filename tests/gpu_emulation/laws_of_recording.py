@@ -4,7 +4,8 @@ import pytest
 import torch
 
 TINY = (
-    "debug=tiny", "logger=none", "schedule.anneal_lr=false", "evaluation.num_episodes=2", "evaluation.max_steps=12",
+    "debug=tiny", "logger=none", "schedule.anneal_lr=false", "evaluation.num_episodes=2",
+    "evaluation.max_steps=12",
     "device=cuda", "budget.updates=6", "schedule.updates_per_step=0.1",
     "packing.row_multiple=4", "packing.length_multiple=64",
 )  # fmt: skip
@@ -15,19 +16,30 @@ MAZE = ("env=mazerunner", SHORT, *NARROW)
 CHOICES = {
     "continuous actions": ("env=wind", SHORT, "encoder.sigma_reparam=true", *NARROW),
     "a window": (
-        "env=tmaze", "env.length=12", "encoder.window=8", "encoder.sinks=1", "encoder.positions=rotary", *NARROW,
+        "env=tmaze", "env.length=12", "encoder.window=8", "encoder.sinks=1",
+        "encoder.positions=rotary", *NARROW,
     ),
     # Its cache has its full size at once, and blocks follow updates: one recording acts with all
     # weights there are.
     "a short context": (
-        "env=wind", SHORT, "encoder.context_length=21", "encoder.sigma_reparam=true", "schedule.average_decay=0.9",
-        "optimizer.lr=0.003", "schedule.warmup_updates=0", "schedule.updates_per_step=0.02", *NARROW,
+        "env=wind", SHORT, "encoder.context_length=21", "encoder.sigma_reparam=true",
+        "schedule.average_decay=0.9",
+        "optimizer.lr=0.003", "schedule.warmup_updates=0", "schedule.updates_per_step=0.02",
+        *NARROW,
     ),
-    "recurrent layers": ("env=bandits", SHORT, "encoder=gru", "encoder.hidden_size=16", "encoder.num_layers=1"),
+    "recurrent layers": (
+        "env=bandits", SHORT, "encoder=gru", "encoder.hidden_size=16", "encoder.num_layers=1",
+    ),
     "an environment of the host": ("env=gym", "env.id=Pendulum-v1", SHORT, *NARROW),
-    "a linear recurrence": ("env=active_tmaze", "env.length=12", "encoder=linear_recurrent", "encoder.d_model=16"),
-    "two encoders": ("env=tmaze", "env.length=12", "agent=separate", "encoder=window", "encoder.d_model=16"),
-    "values as bins": ("env=active_tmaze", "env.length=12", "agent=amago2", "agent/returns=binned", *NARROW),
+    "a linear recurrence": (
+        "env=active_tmaze", "env.length=12", "encoder=linear_recurrent", "encoder.d_model=16",
+    ),
+    "two encoders": (
+        "env=tmaze", "env.length=12", "agent=separate", "encoder=window", "encoder.d_model=16",
+    ),
+    "values as bins": (
+        "env=active_tmaze", "env.length=12", "agent=amago2", "agent/returns=binned", *NARROW,
+    ),
     "Muon": ("env=tmaze", "env.length=12", "optimizer=muon", *NARROW),
 }  # fmt: skip
 

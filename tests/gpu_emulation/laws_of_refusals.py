@@ -11,12 +11,16 @@ REFUSED = {
     "device=cuda:1": r"device: must be available, got 'cuda:1': .*invalid device ordinal",
     "collector.cuda_graph=true": r"collector\.cuda_graph:? must be false on cpu",
     "hardware=gpu device=cpu": r"schedule\.cuda_graph:? must be false on cpu",
-    "device=cuda schedule.cuda_graph=true encoder.checkpoint_layers=true": r"schedule\.cuda_graph:? must be false with "
-    "checkpoint_layers",
-    "device=cuda schedule.cuda_graph=true optimizer._target_=torch.optim.SGD": r"schedule\.cuda_graph:? must be false "
-    "with SGD",
-    "device=cuda schedule.cuda_graph=true encoder=hf": r"schedule\.cuda_graph:? must be false with HFEncoder",
-    "device=cuda encoder.compiled=true": r"encoder\.compiled: no such key.*got encoder\.compiled=true",
+    "device=cuda schedule.cuda_graph=true encoder.checkpoint_layers=true": (
+        r"schedule\.cuda_graph:? must be false with checkpoint_layers"
+    ),
+    "device=cuda schedule.cuda_graph=true optimizer._target_=torch.optim.SGD": (
+        r"schedule\.cuda_graph:? must be false with SGD"
+    ),
+    "device=cuda schedule.cuda_graph=true encoder=hf": r"schedule\.cuda_graph:? must be "
+    r"false with HFEncoder",
+    "device=cuda encoder.compiled=true": r"encoder\.compiled: no such key.*got "
+    r"encoder\.compiled=true",
 }
 
 

@@ -15,13 +15,16 @@ MOST = {"steps": 0, "blocks": 3, "updates": 1}
 """How often the host may wait, on average over the last ones: per step of all environments between
 the first decision of a block and its last, elsewhere in a block, and per update."""
 TINY = (
-    "debug=tiny", "logger=none", "device=cuda", "evaluation.num_episodes=2", "evaluation.max_steps=2",
+    "debug=tiny", "logger=none", "device=cuda", "evaluation.num_episodes=2",
+    "evaluation.max_steps=2",
     "budget.updates=8", "schedule.steps_per_iteration=32", "schedule.updates_per_step=0.06",
-    "packing.row_multiple=4", "packing.length_multiple=64", "encoder.d_model=16", "encoder.num_layers=1",
+    "packing.row_multiple=4", "packing.length_multiple=64", "encoder.d_model=16",
+    "encoder.num_layers=1",
 )  # fmt: skip
 WAYS = {"plain": (), "recorded": ("schedule.cuda_graph=true", "collector.cuda_graph=true")}
 ENVS = {
-    "mazerunner": "env.time_limit=20", "dark_key_to_door": "env.time_limit=20", "tmaze": "env.length=16",
+    "mazerunner": "env.time_limit=20", "dark_key_to_door": "env.time_limit=20",
+    "tmaze": "env.length=16",
     "frozenlake": "env.size=4", "wind": "env.time_limit=20", "active_tmaze": "env.length=12",
     "package_delivery": "env.time_limit=30", "bandits": "env.time_limit=20",
 }  # fmt: skip
@@ -40,14 +43,15 @@ def measure(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("synchronisation"))
-        patch.setattr("yamame.runs.outcome.log_artifacts", lambda run: None)
+        patch.setattr("yamame.runs.results.log_artifacts", lambda run: None)
         yield measure
 
 
 def assert_waits(what: str, counts: Counts, number: int, most: float) -> None:
     waits = counts.waits.total() / number
     assert waits <= most, (
-        f"the host waits {waits:.2f} times per one of the {what}, at most {most}:\n{counts.table(number)}"
+        f"the host waits {waits:.2f} times per one of the {what}, at most "
+        f"{most}:\n{counts.table(number)}"
     )
 
 

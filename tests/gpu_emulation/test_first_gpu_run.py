@@ -19,7 +19,8 @@ import subprocess, sys, time
 from pathlib import Path
 
 if "machine" in sys.orig_argv:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    child = subprocess.Popen(command, start_new_session=True)
     Path({pid!r}).write_text(str(child.pid))
     time.sleep(600)
 """

@@ -74,7 +74,7 @@ def test_popart_updates_preserve_returns_and_change_normalised_values():
         assert not torch.allclose(popart.to_normalized(raw), normalized, rtol=1e-3)
 
 
-def test_popart_preserves_returns_and_knows_the_deviation_where_the_mean_is_ten_thousand_times_as_large():
+def test_popart_preserves_returns_and_the_deviation_where_the_mean_is_ten_thousand_times_larger():
     torch.manual_seed(0)
     popart, raw = PopArt(1, decay=0.05), torch.randn(20, 1, 1)
     first = popart.to_returns(raw)

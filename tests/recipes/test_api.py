@@ -178,7 +178,10 @@ def test_a_study_of_optuna_calls_it_and_learns_of_every_evaluation():
 
 
 def test_importing_the_package_loads_nothing():
-    program = "import sys, yamame; print([m for m in ('torch', 'hydra', 'mlflow') if m in sys.modules], dir(yamame))"
+    program = (
+        "import sys, yamame; print([m for m in ('torch', 'hydra', 'mlflow') if m in "
+        "sys.modules], dir(yamame))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -26,7 +26,8 @@ given = os.environ["PYTHONPATH"].split(os.pathsep)
 sys.path[:] = [
     place
     for place in sys.path
-    if place in given or not any((Path(place) / name).is_dir() for name in ("yamame", "yamame_envs"))
+    if place in given
+    or not any((Path(place) / name).is_dir() for name in ("yamame", "yamame_envs"))
 ]
 find = metadata.Distribution.from_name.__func__
 

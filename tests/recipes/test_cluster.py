@@ -180,11 +180,13 @@ class Report(yamame.Callback):
 def trial(config):
     name = f"run.name=trial-{tune.get_context().get_trial_id()}"
     tiny = ("debug=tiny", "env=tmaze", "encoder=gru", "logger=none", "evaluation.interval=64")
-    yamame.train(*tiny, name, f"run.root={sys.argv[1]}", f"optimizer.lr={config['lr']}", callbacks=[Report()])
+    settings = (name, f"run.root={sys.argv[1]}", f"optimizer.lr={config['lr']}")
+    yamame.train(*tiny, *settings, callbacks=[Report()])
 
 ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 settings = tune.TuneConfig(num_samples=2, metric="score", mode="max", max_concurrent_trials=1)
-found = tune.Tuner(trial, param_space={"lr": tune.loguniform(1e-4, 1e-3)}, tune_config=settings).fit()
+space = {"lr": tune.loguniform(1e-4, 1e-3)}
+found = tune.Tuner(trial, param_space=space, tune_config=settings).fit()
 print("TOLD", found.num_errors, len(found), "score" in found.get_best_result().metrics)
 """
 

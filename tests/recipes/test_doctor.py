@@ -44,7 +44,8 @@ class Env(gymnasium.Env):
         if self.fault == "raises" and self.steps == 3:
             raise RuntimeError("out of ink")
         reward = float("nan") if self.fault == "unknown" else 1.0
-        return np.zeros(2, np.float32), reward, self.fault != "endless" and self.steps == 5, False, {}
+        is_last = self.fault != "endless" and self.steps == 5
+        return np.zeros(2, np.float32), reward, is_last, False, {}
 
 class Encoder(MemorylessEncoder):
     def forward(self, *args, **kwargs):

@@ -181,7 +181,7 @@ def test_an_agent_of_a_single_discount_factor_is_played_with_it(run):
     status, _, _, err = run("run=runs/single", "gamma=0.9")
     assert status == 2
     assert "gamma: must be one of 0.999 in" in err
-    assert "gamma_index must be in -1..0, got 1" in run("run=runs/single", "gamma_index=1")[3]
+    assert "gamma_index: must be in -1..0, got 1" in run("run=runs/single", "gamma_index=1")[3]
 
 
 def test_the_discount_factor_that_acts_is_chosen_by_value_or_place(run):
@@ -233,7 +233,7 @@ def test_a_diagnosis_is_written_drawn_and_told_and_what_a_run_does_not_allow_has
         ),
         (
             ["run=runs/b", "diagnose_twin=runs/twin"],
-            r"diagnose_twin=runs/twin needs diagnose=observable",
+            r"diagnose_twin: must .* diagnose=observable .*got 'runs/twin'",
         ),
         (
             ["run=runs/b", "diagnose=observable", "diagnose_twin=runs/trials"],
@@ -280,12 +280,12 @@ def test_what_can_be_known_before_is_refused_before_anything_is_played(run, monk
     for arguments, message in (
         (
             ["run=[runs/a-seed=0,runs/b,runs/trials]"],
-            r"every task must have as many runs, got \[2, 1\]",
+            r"run: must .* as many runs .*, got \[2, 1\]",
         ),
-        (["run=runs/b", "against=runs/trials"], r"run and against must have the same tasks"),
+        (["run=runs/b", "against=runs/trials"], r"against: must have the same tasks as run"),
         (
             ["run=[runs/b,runs/trials]", "attention=true"],
-            r"TransformerEncoder, runs/trials has a GRU",
+            r"runs/trials: attention: must .* GRUEncoder .*TransformerEncoder",
         ),
         (
             ["run=runs/b", "output=runs/b/config.yaml"],
@@ -325,7 +325,7 @@ def test_pictures_of_an_earlier_evaluation_do_not_stay_beside_another(run, tmp_p
             r"max_steps: must be an integer of at least 1 or null, got 'abc'",
         ),
         (["run=runs/b", "gamma_index=0.5"], r"gamma_index: must be an integer or null, got 0.5"),
-        (["run=runs/b", "confidence=abc"], r"confidence: must be a number, got 'abc'"),
+        (["run=runs/b", "confidence=abc"], r"confidence: must be a number.*, got 'abc'"),
         (["run=runs/b", "env=tmaze"], r"env: there are no choices here, only settings below it"),
         (["run=a0", "tracking_uri=foo://bar"], r"tracking_uri: must be a store .* got foo://bar"),
         (
@@ -333,10 +333,13 @@ def test_pictures_of_an_earlier_evaluation_do_not_stay_beside_another(run, tmp_p
             r"runs/none must be a run directory or a checkpoint, it does not exist",
         ),
         ([], r"run: Missing mandatory value"),
-        (["run=runs/b", "gammas=some"], r"gammas must be all or null, got some"),
+        (["run=runs/b", "gammas=some"], r"gammas: must be .*'all' or null, got 'some'"),
         (["run=runs/b", "gamma=0.5"], r"gamma: must be one of 0.1, .* got 0.5"),
-        (["run=runs/b", "gamma_index=7"], r"gamma_index must be in -7..6, got 7"),
-        (["run=runs/b", "gamma=0.9", "gamma_index=1"], r"gamma=0.9 and gamma_index=1"),
+        (["run=runs/b", "gamma_index=7"], r"gamma_index: must be in -7..6, got 7"),
+        (
+            ["run=runs/b", "gamma=0.9", "gamma_index=1"],
+            r"gamma_index: must be null with gamma=0.9, got 1",
+        ),
         (["run=runs/b", "env.sise=9"], r"env.sise: must be an argument of"),
         (
             ["run=runs/b", "env.num_goals=3"],
@@ -347,7 +350,7 @@ def test_pictures_of_an_earlier_evaluation_do_not_stay_beside_another(run, tmp_p
             r"trials: must be empty, for runs/b was trained without trials",
         ),
         (["run=runs/b", "num_episodes=0"], r"num_episodes: must be .*, got 0"),
-        (["run=runs/b", "confidence=1"], r"confidence must be in \(0, 1\), got 1"),
+        (["run=runs/b", "confidence=1"], r"confidence: must be .*, got 1"),
         (
             ["run=runs/trials", "context_length=9"],
             r"encoder.context_length: must be an argument of .*GRUEncoder",

@@ -10,19 +10,26 @@ RUNS = [
     # ways to relabel.
     "env=active_tmaze env.length=8 agent=naive encoder=transformer_naive",
     "env=bandits env.time_limit=9 encoder=memo exploration=none evaluation.num_envs=3",
-    "env=dark_key_to_door env.time_limit=9 encoder=rsm agent.loss.cloning_filter=exponential agent.loss.n_step=3",
+    "env=dark_key_to_door env.time_limit=9 encoder=rsm "
+    "agent.loss.cloning_filter=exponential agent.loss.n_step=3",
     "env=frozenlake relabel=none encoder=gru agent.loss.discrete_gradient=straight_through",
     "env=gym env.id=Blackjack-v1 encoder=gru",
-    "env=gym env.id=Pendulum-v1 env.time_limit=5 trials=repeated agent=separate exploration=gaussian",
-    "env=mazerunner env.time_limit=9 agent=amago relabel=rarity encoder=window exploration=bilevel goal_encoder=mlp",
-    "env=mazerunner env.time_limit=9 +ablation=[hidden_instruction,no_filtered_bc,no_multigamma] relabel=all "
+    "env=gym env.id=Pendulum-v1 env.time_limit=5 trials=repeated agent=separate "
+    "exploration=gaussian",
+    "env=mazerunner env.time_limit=9 agent=amago relabel=rarity encoder=window "
+    "exploration=bilevel goal_encoder=mlp",
+    "env=mazerunner env.time_limit=9 "
+    "+ablation=[hidden_instruction,no_filtered_bc,no_multigamma] relabel=all "
     "encoder=lstm exploration=epsilon_greedy",
-    "env=mazerunner env.time_limit=9 +ablation=[single_goal,no_stabilisers] relabel=all_or_nothing agent=amago2 "
+    "env=mazerunner env.time_limit=9 +ablation=[single_goal,no_stabilisers] "
+    "relabel=all_or_nothing agent=amago2 "
     "agent/returns=binned agent.returns.labels=hl_gauss",
     "env=mazerunner env.time_limit=9 +ablation=[no_memory,separate] relabel=hide_future_goals",
-    "env=package_delivery env.time_limit=9 +ablation=[no_relabel,separate] relabel=some encoder=transformer "
+    "env=package_delivery env.time_limit=9 +ablation=[no_relabel,separate] relabel=some "
+    "encoder=transformer "
     "agent/returns=popart timestep_encoder=auto",
-    "env=package_delivery env.time_limit=9 relabel=single_goal optimizer=adamw replay=disk collector=sync "
+    "env=package_delivery env.time_limit=9 relabel=single_goal optimizer=adamw replay=disk "
+    "collector=sync "
     "encoder=linear_recurrent timestep_encoder=mlp",
     "env=tmaze env.length=8 agent=bc exploration=edges hardware=cpu optimizer=muon",
     "env=wind env.time_limit=9 agent.box_distribution=beta encoder=memoryless callbacks=cost_limit",

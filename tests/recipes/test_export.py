@@ -102,7 +102,7 @@ def test_an_mlflow_model_is_loaded_by_mlflow(export):
         ),
         (
             ["run=runs/mine", "path=a.onnx", "mlflow=true"],
-            "path must be a folder with mlflow=true, got a.onnx",
+            "path: must be a folder with mlflow=true, got 'a.onnx'",
         ),
         (["run=runs/mine", "path=a.pt2", "gamma=0.3"], "gamma must be one of 0.1, "),
         (

@@ -153,6 +153,9 @@ def test_an_environment_that_cannot_be_made_is_one_line_and_leaves_nothing(
     status, _, errors = runner("train")(
         "env=gym", "env.id=broken_envs:Broken-v0", "debug=tiny", "logger=none"
     )
-    line = "train: Gym('broken_envs:Broken-v0'): the environment failed in env 0 while it was made: KeyError: 'map'\n"
+    line = (
+        "train: Gym('broken_envs:Broken-v0'): the environment failed in env 0 while it "
+        "was made: KeyError: 'map'\n"
+    )
     assert (status, errors) == (1, line)
     assert not (tmp_path / "runs").exists()

@@ -86,7 +86,8 @@ def is_killed(process, wait):
             assert status == 0, "a run that nobody kills must end"
             return False
         time.sleep(0.002)
-    group = moments.random() < 0.5 and os.getpgid(process) == process  # with its worker processes, or the run alone
+    # With its worker processes, or the run alone.
+    group = moments.random() < 0.5 and os.getpgid(process) == process
     (os.killpg if group else os.kill)(process, signal.SIGKILL)
     os.waitpid(process, 0)
     return True
@@ -112,7 +113,8 @@ def points(folder: Path, name: str) -> list[tuple]:
     """
     with sqlite3.connect(folder / "mlflow.db") as database:
         rows = database.execute(
-            "select key, step, value from metrics join runs using (run_uuid) where name = ? order by key, step",
+            "select key, step, value from metrics join runs using (run_uuid) where name = "
+            "? order by key, step",
             (name,),
         ).fetchall()
     return [(key, step, None if key.startswith("cost/") else value) for key, step, value in rows]

@@ -103,7 +103,7 @@ def test_a_run_that_is_asked_to_end_ends_the_recipe_which_goes_on_later(board, m
 @pytest.mark.parametrize(
     ("tasks", "arguments", "message"),
     [
-        ("3", ["tier=long"], "tier: must be one of short, got long"),
+        ("3", ["tier=long"], "tier: must be one of short, got 'long'"),
         ("x", [], "env.length: must be an integer or a list, each an integer, got 'x'"),
         ("3", ["overrides=[encodr=gru]"], "encodr: no such key"),
     ],

@@ -380,7 +380,7 @@ def test_a_strangers_file_is_one_line_and_runs_nothing(line, place, tmp_path, re
     torch.save(payload, tmp_path / "forged.pt")
     status, errors = line(recipe, [f"run={tmp_path / 'forged.pt'}"])
     assert (status, errors.count("\n")) == (2, 1)
-    for text in (f"{recipe}: run=", "forged.pt: ", f"{key}.", "_target_ must be", "got '"):
+    for text in (f"{recipe}: run=", "forged.pt: ", f"{key}.", "_target_: must be", "got '"):
         assert text in errors
     assert [path.name for path in place.iterdir()] == ["trained"]
 

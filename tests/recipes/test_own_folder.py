@@ -165,7 +165,8 @@ def test_an_environment_that_tells_only_that_episodes_are_done(play, folder):
         "        return TensorDict(self._look(), [])\n\n"
         "    def _step(self, tensordict):\n"
         "        self.t += 1\n"
-        "        return TensorDict({**self._look(), 'reward': tensordict['action'].float().view(1)}, [])\n"
+        "        return TensorDict({**self._look(), 'reward': "
+        "tensordict['action'].float().view(1)}, [])\n"
     )
     (folder / "seven.py").write_text(source)
     own = [

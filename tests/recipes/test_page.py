@@ -28,11 +28,13 @@ CHANGES = (
     "expected={metric:success_mean,interval:[0,1],source:a b}",
 )
 SCREENS = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
-BROKEN = """() => [...document.querySelectorAll("svg text, figcaption, tbody th, td, h1, h2, h3, h4")].filter(each => {
-  const own = each.getBoundingClientRect(), around = (each.closest("svg") ?? document.body).getBoundingClientRect();
+TEXTS = "svg text, figcaption, tbody th, td, h1, h2, h3, h4"
+BROKEN = f"""() => [...document.querySelectorAll("{TEXTS}")].filter(each => {{
+  const own = each.getBoundingClientRect();
+  const around = (each.closest("svg") ?? document.body).getBoundingClientRect();
   return own.left < around.left - 1 || own.right > around.right + 1 || own.top < around.top - 1
     || own.bottom > around.bottom + 1;
-}).map(each => each.textContent)"""
+}}).map(each => each.textContent)"""
 """Texts that are cut off, or stand beside their picture or the page."""
 
 

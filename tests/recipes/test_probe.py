@@ -14,7 +14,10 @@ from yamame.runs import api
 from yamame.runs.build import build_agent, build_env
 
 CORRIDOR = ("env=tmaze", "env.length=3")
-SETTINGS = "probe.settings=[evaluation.num_episodes=4,evaluation.video_frames=1,encoder.d_model=16,encoder.num_heads=2]"
+SETTINGS = (
+    "probe.settings=[evaluation.num_episodes=4,evaluation.video_frames=1,encoder.d_model=16,"
+    "encoder.num_heads=2]"
+)
 TINY = (*CORRIDOR, "debug=tiny", "logger=none", SETTINGS)
 FOLDER = "runs/probe-debug=tiny-env.length=3-env=tmaze"
 

@@ -188,7 +188,10 @@ def test_a_state_that_is_not_finite_is_never_saved(play, monkeypatch, tmp_path, 
 def check_shown(play, folder, bundle, key):
     status, out, err = play("replay_batch", folder, f"bundle={bundle}")
     assert (status, err) == (0, "")
-    begin = f"not finite: batch {key}[1, 2, 0] = nan; term loss_critic = nan; gradient of loss_critic by "
+    begin = (
+        f"not finite: batch {key}[1, 2, 0] = nan; term loss_critic = nan; gradient of "
+        "loss_critic by "
+    )
     assert out.splitlines()[-1].startswith(begin)
 
 

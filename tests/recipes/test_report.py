@@ -152,19 +152,22 @@ def test_strict_ends_with_status_one_where_less_came_out_than_expected(report):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["runs=[nobody]"], "runs: an entry must match a run by name or id, got 'nobody'"),
+        (["runs=[nobody]"], "runs: must match a run by name or id, got 'nobody'"),
         (["runs=[]"], "runs: must name at least one run, or be null for all, got []"),
-        (["runs=grown-0"], "runs: an entry must match a run by name or id, got 'grown-0'"),
+        (["runs=grown-0"], "runs: must match a run by name or id, got 'grown-0'"),
         (["metric=succes_mean"], "metric: must be one of success_mean, got 'succes_mean'"),
         (["store.experiment=other"], "store.experiment: must be one of"),
         (["base=nobody"], "base: must match the name of a run that counts, got 'nobody'"),
-        (["thresholds=[0.5,-1]"], "thresholds: must be positive numbers, got -1"),
+        (
+            ["thresholds=[0.5,-1]"],
+            "thresholds: must be a list, each a number above 0, got [0.5, -1",
+        ),
         (
             ["resampling.confidence=2"],
             "resampling.confidence: must be a number above 0 and below 1, got 2",
         ),
         (["bogus=1"], "bogus"),
-        (["tables=[page.md]"], "tables: must have a folder to be filled from"),
+        (["tables=[page.md]"], "evidence: must be given for tables"),
         (["evidence=none", "store.tracking_uri=null"], "evidence: must be a folder with runs.csv"),
         (
             ["store.tracking_uri=null"],

@@ -88,9 +88,9 @@ def test_a_piece_ends_within_its_minutes_and_says_what_the_rest_takes(play, tmp_
             ["rsm/tmaze", "memory=lstm"],
             "memory: must be one of transformer, rsm, rsm_r, memo, gru, memoryless",
         ),
-        (["rsm/tmaze", "edition=large"], "edition: must be one of full, small, got large"),
+        (["rsm/tmaze", "edition=large"], "edition: must be one of full, small, got 'large'"),
         (["rsm/tmazes"], "reproduce=rsm/tmazes: no such choice, did you mean rsm/tmaze?"),
-        (["rsm/tmaze", "minutes=0"], "minutes: must be positive, or null for no limit, got 0"),
+        (["rsm/tmaze", "minutes=0"], "minutes: must be a number above 0 or null, got 0"),
     ],
 )
 def test_a_mistake_begins_nothing(play, tmp_path, arguments, message):

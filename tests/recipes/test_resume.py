@@ -72,10 +72,14 @@ def project(tracked, tmp_path):
 def mlflow_runs(database):
     """Status and number of points of every MLflow run; no point may be there twice."""
     with sqlite3.connect(database) as store:
-        twice = "select key, step, count(*) from metrics group by run_uuid, key, step having count(*) > 1"
+        twice = (
+            "select key, step, count(*) from metrics group by run_uuid, key, step "
+            "having count(*) > 1"
+        )
         assert store.execute(twice).fetchall() == []
         return store.execute(
-            "select r.status, count(*) from runs r left join metrics m on m.run_uuid = r.run_uuid group by r.run_uuid"
+            "select r.status, count(*) from runs r left join metrics m on m.run_uuid = "
+            "r.run_uuid group by r.run_uuid"
         ).fetchall()
 
 
@@ -310,7 +314,8 @@ def start(moment):
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 """
 AT_FILES = f"""{KILLED}
-moments = [3, *random.Random(0).sample(range(4, 120), number - 1)]  # at 3 there is no config.yaml yet
+# At 3 there is no config.yaml yet.
+moments = [3, *random.Random(0).sample(range(4, 120), number - 1)]
 for kill, moment in enumerate(moments):
     arguments[-1] = f"run.name=k{{kill}}"
     status = start(moment)

@@ -71,7 +71,8 @@ def start(directory):
     exit_while_loading()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     resume = str((directory / "config.yaml").exists()).lower()
-    sys.argv = [f"{recipe}.py", *arguments, f"logger={logger}", f"run.name={directory.name}", f"resume={resume}"]
+    own = (f"logger={logger}", f"run.name={directory.name}", f"resume={resume}")
+    sys.argv = [f"{recipe}.py", *arguments, *own]
     status = 1
     try:
         main(module.train, config_name=recipe, resumable=True)
@@ -94,7 +95,8 @@ def truth(directory):
     if not (directory / "summary.json").exists():
         return None
     summary = json.loads((directory / "summary.json").read_text())
-    components = torch.load(directory / "checkpoints" / newest(directory), weights_only=True)["components"]
+    file = directory / "checkpoints" / newest(directory)
+    components = torch.load(file, weights_only=True)["components"]
     saved = {key: components["progress"][key] for key in ("env_steps", "updates")}
     return {"status": summary["status"], "last": saved == {key: summary[key] for key in saved}}
 
@@ -116,7 +118,8 @@ while sent < int(number):
         sent += 1
     asked = time.monotonic()
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    outcome = {"signal": None if over else name.name, "code": code, "err": Path(f"err{len(outcomes)}").read_text()}
+    err = Path(f"err{len(outcomes)}").read_text()
+    outcome = {"signal": None if over else name.name, "code": code, "err": err}
     outcome |= {"seconds": time.monotonic() - asked, "run": runs, "truth": truth(directory)}
     outcomes.append(outcome)
     if code not in (0, 75):
@@ -136,7 +139,8 @@ def points(folder, name):
             "select run_uuid, status from runs where name = ?", [name]
         ).fetchall()
         found = database.execute(
-            "select key, step, value from metrics where run_uuid = ? and key not like 'cost/%' and key not like "
+            "select key, step, value from metrics where run_uuid = ? and key not like "
+            "'cost/%' and key not like "
             "'system/%' order by key, step",
             [identity],
         ).fetchall()
@@ -263,7 +267,8 @@ def test_a_recipe_that_is_still_loading_leaves_nothing(tmp_path, name, status):
     program = (
         "import os, runpy, signal, sys, yamame.system.signals\n"
         "leave = yamame.system.signals.exit_while_loading\n"
-        f"yamame.system.signals.exit_while_loading = lambda: leave() or os.kill(os.getpid(), signal.{name})\n"
+        "yamame.system.signals.exit_while_loading = lambda: leave() or "
+        f"os.kill(os.getpid(), signal.{name})\n"
         f"sys.argv = ['train.py', 'debug=tiny']\n"
         f"runpy.run_path({str(RECIPES / 'train.py')!r}, run_name='__main__')\n"
     )

@@ -55,7 +55,8 @@ def left(tmp_path, tracking_uri, monkeypatch, capsys):
         (told,) = capsys.readouterr().err.splitlines()
         # The run's status may have been stored before the lock.
         assert re.fullmatch(
-            rf"MLflow does not answer, [34] points wait; send them with: yamame sync run=runs/{name}",
+            r"MLflow does not answer, [34] points wait; send them with: yamame sync "
+            rf"run=runs/{name}",
             told,
         )
     return tracker.run.client, ids

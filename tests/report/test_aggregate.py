@@ -177,7 +177,7 @@ def test_a_wider_confidence_is_a_wider_interval():
         ),
         (
             lambda: score_table(["a", "a", "b"], [1.0, 2.0, 3.0]),
-            r"as many runs, got \[2, 1\] of a, b",
+            r"as many runs for each of a, b, got \[2, 1\]",
         ),
     ],
 )

@@ -50,7 +50,8 @@ def trained(make_run):
         }
         metrics |= {f"eval/return_mean_trial_{i}": {200: value / 2 + i} for i in (0, 1)}
         tags = {
-            "command": f"python recipes/train.py {experiment} {arguments} seed={seed} run.name=a{seed}"
+            "command": f"python recipes/train.py {experiment} {arguments} seed={seed} "
+            f"run.name=a{seed}"
         }
         tags |= {
             "mlflow.source.git.commit": COMMIT,
@@ -241,7 +242,7 @@ def test_no_text_is_a_formula_and_comes_back_as_it_was(tmp_path, trained):
         ("runs.csv", (",env_steps,", ",parsecs,"), "must have the columns"),
         ("runs.csv", ("2023-11-14T", "yesterday "), "yesterday"),
         ("evaluations.csv", (",2.4,", ",much,"), "much"),
-        ("evaluations.csv", (",2.4,", ",2.4,9,"), "evaluations.csv, line 3: must have"),
+        ("evaluations.csv", (",2.4,", ",2.4,9,"), "evaluations.csv, line 3, must have"),
     ],
 )
 def test_files_that_cannot_be_read_are_named_and_nothing_is_written(

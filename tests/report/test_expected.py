@@ -24,7 +24,7 @@ def test_a_node_is_read_and_nothing_expected_is_nothing():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"metric": None}, "expected.metric: must name a metric without eval/, got None"),
+        ({"metric": None}, "expected.metric: must name a metric without eval/, got null"),
         (
             {"metric": "eval/success_mean"},
             "expected.metric: must name a metric without eval/, got 'eval/success_mean'",

@@ -159,7 +159,10 @@ def test_a_command_with_fewer_overrides_makes_the_base_and_a_pattern_overrules_i
 
 
 def test_the_command_of_a_group_names_all_its_seeds_and_nothing_of_a_single_run(make_run):
-    command = "python recipes/train.py -m 'env.name=a b' seed=7 run.name=mine run.overwrite=true resume=true lr=1"
+    command = (
+        "python recipes/train.py -m 'env.name=a b' seed=7 run.name=mine "
+        "run.overwrite=true resume=true lr=1"
+    )
     first, second = (make_run(seed, tags={"command": command}) for seed in (7, 8))
     assert (
         Group("A", "", (first, second)).command

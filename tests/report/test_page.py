@@ -152,7 +152,8 @@ def test_the_page_tells_the_numbers_of_every_group_and_needs_nothing_else(make_r
         "✓ Reached.",
         "0.800 (mean of 2 seeds, 95% interval [0.000, 1.000], Student) is inside [0.800, 1.000]",
         "seeds [0.000, 1.000] n=2 Student",
-        "Below 10 it is Student's t, of a difference Welch's; from 10 on a percentile bootstrap (100 resamples)",
+        "Below 10 it is Student's t, of a difference Welch's; from 10 on a percentile "
+        "bootstrap (100 resamples)",
         "Source: Fig. 4.",
         "Cost: 20.0 CPU\N{NON-BREAKING HYPHEN}s",
         "lr: 1 → 2",

@@ -125,7 +125,7 @@ def test_an_evaluation_whose_returns_are_all_equal_has_no_interval():
         assert ("[" in stream.getvalue()) == has_interval
 
 
-def test_the_share_that_the_learner_waits_is_that_of_the_interval_and_of_collectors_that_play_beside_it():
+def test_the_share_that_the_learner_waits_is_of_the_interval_and_of_collectors_beside_it():
     clock, stream, run = Clock(), io.StringIO(), make_run(100)
     bar = ProgressBar(interval_s=10, stream=stream, clock=clock)
     for second, waited in ((0.0, 5.0), (10.0, 7.5), (20.0, 17.5)):
@@ -164,7 +164,7 @@ def test_what_an_evaluation_gave_stays_on_the_screen(stream):
 
 def test_a_terminal_gets_a_bar_until_the_run_is_over():
     stream, run = Terminal(), make_run(4)
-    run.progress.outcome_is = "return"
+    run.progress.outcome_name = "return"
     bar = ProgressBar(stream=stream)
     bar.on_begin(run)
     show(bar, run, env_steps=7, updates=1)

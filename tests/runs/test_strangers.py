@@ -327,8 +327,9 @@ def do(target: str) -> None:
 
 
 EFFECTIVE = """
-    torch.utils.collect_env.run os.system subprocess.run builtins.exec timeit.timeit runpy.run_path torch.load
-    importlib.import_module pkgutil.resolve_name yamame.files.trusted.resolve_name yamame_envs.adapters.registered.find
+    torch.utils.collect_env.run os.system subprocess.run builtins.exec timeit.timeit runpy.run_path
+    torch.load importlib.import_module pkgutil.resolve_name yamame.files.trusted.resolve_name
+    yamame_envs.adapters.registered.find
     torch.hub.load shutil.rmtree yamame.files.run_directory.shutil.rmtree
 """
 
@@ -347,7 +348,8 @@ def test_a_package_that_the_command_line_trusts_may_be_named_and_only_what_is_in
 ):
     own_module(
         "mylab",
-        "import os\nfrom yamame.trajectory import TransformerEncoder\nclass Encoder(TransformerEncoder): pass\n",
+        "import os\nfrom yamame.trajectory import TransformerEncoder\nclass "
+        "Encoder(TransformerEncoder): pass\n",
     )
     encoder = payload["config"]["encoder"] | {"_target_": "mylab.Encoder"}
     refused(forged(payload, "encoder", encoder), "encoder._target_", "'mylab.Encoder'")

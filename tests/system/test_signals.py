@@ -97,7 +97,10 @@ def test_another_thread_is_left_alone():
 
 def script(body, number):
     """Return exit status and errors of a process that sends itself a signal at ``send()``."""
-    head = f"import os, time, yamame.system.signals as s\ndef send(): os.kill(os.getpid(), {int(number)})\n"
+    head = (
+        "import os, time, yamame.system.signals as s\ndef send(): os.kill(os.getpid(), "
+        f"{int(number)})\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", head + body], capture_output=True, text=True, timeout=60
     )

@@ -67,9 +67,7 @@ def test_runs_are_chosen_by_name_pattern_or_id(filled, tracking_uri, wanted):
 
 
 def test_an_entry_that_matches_nothing_is_named(filled, tracking_uri):
-    with pytest.raises(
-        UsageError, match="runs: an entry must match a run by name or id, got 'nobody'"
-    ):
+    with pytest.raises(UsageError, match="runs: must match a run by name or id, got 'nobody'"):
         RunReader.open(tracking_uri, "history").read(["good", "nobody"])
 
 
@@ -97,7 +95,7 @@ def test_what_is_not_there_is_named_and_no_database_is_made(filled, tracking_uri
         RunReader.open(f"sqlite:///{tmp_path}/none.db", "history")
     assert not Path(tmp_path / "none.db").exists()
     with pytest.raises(
-        UsageError, match=r"store\.experiment: must be one of .*history.*, got other"
+        UsageError, match=r"store\.experiment: must be one of .*history.*, got 'other'"
     ):
         RunReader.open(tracking_uri, "other")
 

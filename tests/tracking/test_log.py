@@ -296,6 +296,19 @@ def test_damaged_lines_are_named_once_and_a_log_of_another_run_is_sent_from_its_
     assert set(other.points) == {"loss", "nan"}
 
 
+def test_many_damaged_lines_are_counted_and_a_bool_is_no_number(tmp_path, capsys):
+    entries = [
+        {"step": True, "time": 0.0, "metrics": {"loss": 1.0}},
+        {"step": 1, "time": True, "metrics": {"loss": 1.0}},
+        {"step": 1, "time": 0.0, "metrics": {"loss": True}},
+    ]
+    lines = [json.dumps(entry) for entry in entries] + ["damaged"] * 22
+    (tmp_path / METRICS_FILE).write_text("\n".join(lines) + "\n")
+    Sender(tmp_path, FakeRun, run=None, pause_s=0.0).send()
+    shown = ", ".join(map(str, range(1, 21)))
+    assert capsys.readouterr().err.endswith(f"line {shown} and 5 more\n")
+
+
 def test_requests_have_a_thousand_points_at_most(tmp_path):
     log = JsonLines(tmp_path / METRICS_FILE)
     for step in range(30):
@@ -337,7 +350,10 @@ def test_a_hundred_million_steps_take_less_than_a_hundred_megabytes(tracking_uri
     database = sqlite3.connect(tracking_uri.removeprefix("sqlite:///"))
 
     def size():
-        pages = "select (page_count - freelist_count) * page_size from pragma_page_count, pragma_freelist_count"
+        pages = (
+            "select (page_count - freelist_count) * page_size from pragma_page_count, "
+            "pragma_freelist_count"
+        )
         return database.execute(f"{pages}, pragma_page_size").fetchone()[0]
 
     before, points = size(), 10_000

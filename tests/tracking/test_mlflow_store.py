@@ -71,7 +71,10 @@ def test_a_deleted_experiment_takes_no_run_until_it_is_restored(tmp_path):
     client = connect(uri)
     found = client.get_experiment_by_name("mazes")
     client.delete_experiment(found.experiment_id)
-    message = rf"logger\.experiment: must not be deleted, but mazes is.*--experiment-id {found.experiment_id}"
+    message = (
+        r"logger\.experiment: must not be deleted.* got 'mazes'.*--experiment-id "
+        rf"{found.experiment_id}"
+    )
     with pytest.raises(UsageError, match=message):
         check_store(logger(uri))
     with pytest.raises(UsageError, match=message):

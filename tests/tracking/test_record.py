@@ -54,7 +54,7 @@ def test_a_store_that_is_gone_is_named_and_not_made(noted, tmp_path):
     database.unlink()
     before = (directory / "mlflow.json").read_text()
     with pytest.raises(
-        UsageError, match=f"found none at {database} or {tmp_path}/new.db; bring it back, or delete"
+        UsageError, match=f"found none at {database} or {tmp_path}/new.db; restore it, or delete"
     ):
         open_run(directory, tracking_uri=f"sqlite:///{tmp_path}/new.db")
     assert not database.exists()

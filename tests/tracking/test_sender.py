@@ -199,7 +199,10 @@ import torch
 from yamame.tracking import MLflowTracker, NullTracker
 
 folder, uri, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-tracker = NullTracker() if uri == "none" else MLflowTracker(tracking_uri=uri, flush_s=0.5, wait_s=60.0)
+if uri == "none":
+    tracker = NullTracker()
+else:
+    tracker = MLflowTracker(tracking_uri=uri, flush_s=0.5, wait_s=60.0)
 folder.mkdir()
 with tracker.start(folder, name="a", params={}):
     print("ready", flush=True)
@@ -286,7 +289,8 @@ def test_a_database_that_is_locked_for_a_minute_slows_nothing_and_loses_nothing(
     assert database.execute("select status from runs").fetchall() == [("FINISHED",)]
     database.close()
     print(
-        f"{steps} steps beside a locked database, {steps_without} untracked: {steps / steps_without:.3f}"
+        f"{steps} steps beside a locked database, {steps_without} untracked: "
+        f"{steps / steps_without:.3f}"
     )
     assert steps >= 0.9 * steps_without
 

@@ -134,7 +134,8 @@ def test_a_new_database_is_the_one_that_mlflow_makes_whatever_its_version(tmp_pa
     def create_unknown(path):
         database = sqlite3.connect(path)
         database.executescript(
-            "create table alembic_version (version_num); insert into alembic_version values ('future')"
+            "create table alembic_version (version_num); insert into alembic_version "
+            "values ('future')"
         )
         database.close()
 

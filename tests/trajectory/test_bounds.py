@@ -1,4 +1,4 @@
-"""Every trajectory encoder raises for an argument outside of its bounds, with its name and value."""
+"""Trajectory encoders raise for an argument outside of its bounds, with its name and value."""
 
 import math
 

@@ -11,7 +11,7 @@ from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
 
 def empty_cache(num_envs: int, slots: int = 0, *, layers: int = 2, heads: int = 2, size: int = 4):
     shape = (num_envs, layers, heads, slots, size)
-    return init_cache(shape, torch.empty(0), None)
+    return init_cache(shape, like=torch.empty(0))
 
 
 @torch.no_grad()

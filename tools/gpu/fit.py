@@ -17,8 +17,10 @@ SCHEDULE = (
     "checkpoint.interval=1000000000", "evaluation.video_frames=1",
 )  # fmt: skip
 TINY = (
-    "env.time_limit=40", "schedule.learning_starts=256", "schedule.num_envs=8", "schedule.steps_per_iteration=256",
-    "schedule.batch_size=4", "evaluation.interval=2000", "evaluation.num_episodes=4", "encoder.d_model=16",
+    "env.time_limit=40", "schedule.learning_starts=256", "schedule.num_envs=8",
+    "schedule.steps_per_iteration=256",
+    "schedule.batch_size=4", "evaluation.interval=2000", "evaluation.num_episodes=4",
+    "encoder.d_model=16",
     "encoder.num_heads=2", "encoder.num_layers=1", "budget.updates=40",
 )  # fmt: skip
 METRICS = ("loss", "grad_norm", "q_value", "td_error", "entropy", "refused_updates")

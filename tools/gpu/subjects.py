@@ -24,7 +24,8 @@ SETTINGS = {
 }
 """Settings that are compared, the most important first."""
 TINY = (
-    "encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=1", "timestep_encoder.out_size=16",
+    "encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=1",
+    "timestep_encoder.out_size=16",
     "timestep_encoder.hidden_size=16", "agent.actor.hidden_size=16", "agent.critic.hidden_size=16",
 )  # fmt: skip
 

@@ -19,7 +19,8 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".wheels"
 PREINSTALLED = frozenset({
-    "cloudpickle", "jinja2", "matplotlib", "numpy", "packaging", "pillow", "psutil", "pytest", "pytest-timeout",
+    "cloudpickle", "jinja2", "matplotlib", "numpy", "packaging", "pillow", "psutil", "pytest",
+    "pytest-timeout",
     "pytest-xdist", "rich", "safetensors", "scipy", "torch", "triton", "typing-extensions", "zipp",
 })  # fmt: skip
 """Packages expected on the GPU machine, because images with PyTorch have them."""
@@ -96,7 +97,8 @@ def download(requirement: str, folder: Path, python: str, platform: str) -> tupl
             built = pip("wheel", "--no-deps", "--wheel-dir", place, requirement)
             if built.returncode != 0 or not list(Path(place).glob("*-none-any.whl")):
                 sys.exit(
-                    f"{requirement}: no wheel for Python {python} on {platform}.\n{done.stderr}{built.stderr}"
+                    f"{requirement}: no wheel for Python {python} on "
+                    f"{platform}.\n{done.stderr}{built.stderr}"
                 )
         wheel = next(Path(place).glob("*.whl"))
         name, version, _, _ = parse_wheel_filename(wheel.name)

@@ -84,10 +84,8 @@ def main(
             a model, else with the composed configuration.
         config_name: Name of the main YAML file, which also begins messages.
         config_dir: Directory of the YAML files; that of the package when None.
-        model: Model of the settings; None: that of the package's recipe with this name, see
-            `yamame.cli.settings`. Without one, only the arguments of targets are checked.
-        resumable: Whether signals end the recipe with `yamame.system.signals.EXIT_STATUS`, because
-            the run can be resumed.
+        model: Model of the settings; None for that of `yamame.cli.settings`, if it has one.
+        resumable: Signals end the recipe with `yamame.system.signals.EXIT_STATUS`.
         shared: Whether several processes of torchrun may share one run.
         needs_store: Whether the tracker's store must answer before the recipe begins.
     """

@@ -34,7 +34,7 @@ from yamame.cli.sections import Config
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of
 from yamame.system.installed import recipe_command
-from yamame.system.messages import OutsideError, one_line, print_stderr
+from yamame.system.messages import OutsideError, first_line, one_line, print_stderr
 from yamame.tracking.tracker import EXPERIMENT, TRACKING_URI
 
 SWEEP_VARIABLE = "YAMAME_SWEEP"
@@ -241,7 +241,7 @@ def recorded_job(result: JobResult, command: str) -> Iterator[None]:
         print_stderr(f"{command}: job {HydraConfig.get().job.num}: {record['result']}")
     except Exception as error:
         record["outcome"] = "failed"
-        record["result"] = f"{type(error).__name__}: {error}".partition("\n")[0]
+        record["result"] = f"{type(error).__name__}: {first_line(error)}"
         print_stderr(traceback.format_exc())
     # A launcher that has lost another job removes the folder before this one has ended.
     if file.parent.is_dir():

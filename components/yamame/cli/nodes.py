@@ -27,6 +27,7 @@ from yamame.cli.validation import (
 from yamame.files.building import build_node
 from yamame.files.config import flatten
 from yamame.files.trusted import check_name, locate, prefixes_of
+from yamame.system.messages import first_line
 
 Located = tuple[str, dict[str, Any], Callable[..., Any]]
 """Dotted key, plain data and class of a node."""
@@ -47,7 +48,7 @@ def plain(cfg: Any) -> Any:
         return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "configuration"
-        raise UsageError(str(error).splitlines()[0], key=key) from error
+        raise UsageError(first_line(error), key=key) from error
 
 
 def targets(node: Any, key: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -2,9 +2,9 @@
 `yamame.cli.training_settings`.
 """
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from yamame.checks import Bounds
+from yamame.checks import Bounds, PositiveFloat
 from yamame.cli.sections import (
     FITS_64_BITS,
     Config,
@@ -74,13 +74,13 @@ class EvaluateConfig(TrainedConfig):
     """Act by the most probable action instead of sampling; null: as in training."""
     gamma_index: Integer | None
     """Discount factor that acts, by its index."""
-    gammas: Text | None
+    gammas: Literal["all"] | None
     """all: every trained discount factor acts once."""
     control: bool
     """Evaluate the same agent with its memory cleared at every step, too."""
     attention: bool
     """Draw where a Transformer attends during the first held-out episode."""
-    attention_steps: Integer
+    attention_steps: Count
     """Largest number of timesteps of such a picture."""
     diagnose: Text | list[Text] | None
     """Diagnoses of the memory: all, or of [recall, wiped, observable, probes]
@@ -89,7 +89,7 @@ class EvaluateConfig(TrainedConfig):
     """A run trained with env.observable=true, for the diagnosis observable."""
     diagnose_steps: Count
     """Largest number of timesteps of an episode that recall replaces, one after the other."""
-    confidence: float
+    confidence: Annotated[float, Bounds(above=0, below=1)]
     """Confidence of all intervals."""
 
 
@@ -106,11 +106,11 @@ class PlayConfig(TrainedConfig):
     """Act by the most probable action instead of sampling."""
     picture: bool
     """Draw every step, if the output is a terminal and the environment has a picture."""
-    width: Integer
+    width: Count
     """Characters per line of such a picture."""
-    video: Text
+    video: Literal["gif", "mp4"]
     """gif or mp4; the latter needs: pip install 'yamame[video]'."""
-    fps: float
+    fps: Annotated[float, Bounds(above=0, most=50)]
     """Frames per second of the video."""
 
 
@@ -181,7 +181,7 @@ class ReportConfig(Config):
     metric: VerbatimText | None
     """Metric of evaluations, as length_mean (less is better); null: the expected one, else success,
     else the return."""
-    thresholds: list[float]
+    thresholds: list[PositiveFloat]
     """Fractions of full success, or of the expected result, whose first crossing is reported."""
     strict: bool
     """Exit with status 1 if an experiment is below what it expects, or was not measured."""
@@ -268,7 +268,7 @@ class ReproduceConfig(Config):
     """A key of editions; small: a tiny network and a few updates, to see that everything works."""
     seeds: list[Integer]
     """Seeds, trained one after the other."""
-    minutes: float | None
+    minutes: PositiveFloat | None
     """Minutes of training in this call; the same command continues; null: until all is done."""
     overrides: list[VerbatimText]
     """Overrides of every run, as [device=cuda]."""

@@ -100,7 +100,7 @@ class TrajectoryAssembler:
 def _with_columns(
     held: TensorDictBase | None, steps: TensorDictBase, columns: int
 ) -> TensorDictBase:
-    """Return ``held`` ``[N, C]`` with at least so many columns: itself, or a larger copy."""
+    """Return ``held`` ``[N, C]``, or a larger copy if it has fewer than ``columns`` columns."""
     if held is None:
         held = steps[:0].transpose(0, 1)
     width = held.shape[1]

@@ -62,9 +62,9 @@ class Collector(Protocol):
     """Acts and appends every finished trajectory to its replay.
 
     Acting uses the collector's own copy of the policy, which changes only by
-    `update_policy_weights_`. So the learner may run beside it, in this process or another. If the
-    collector has an ``exploration``, the method ``step`` of that is called with environment steps
-    that were taken elsewhere.
+    `update_policy_weights_`. So the learner may run at the same time, in this process or a
+    different one. If the collector has an ``exploration``, the method ``step`` of that is called
+    with environment steps that were taken elsewhere.
     """
 
     def collect(self, num_steps: int) -> Episodes:

@@ -1,9 +1,9 @@
 """Acting beside learning, on one machine or many, with Ray actors.
 
 Every actor has envs, a policy and unfinished episodes of its own and returns whole trajectories.
-The learner requests blocks of steps, receives the results and alone writes to replay, so nothing is
-stored twice. Which weights play which step depends on the load: results are not reproducible. Those
-of `SyncCollector` are.
+The learner requests blocks of steps, receives the results and is the only one that writes to
+replay, so nothing is stored twice. The weights that play a step depend on the load, so results are
+not reproducible; those of `SyncCollector` are.
 """
 
 import copy
@@ -85,7 +85,8 @@ class RayCollector:
 
     Args:
         make_env: ``(num_envs=..., seed=...) -> environment`` with batch size ``[num_envs]``, which
-            emits ``is_init``. Is pickled; actors find modules where this process does.
+            emits ``is_init``. It is pickled; actors find modules on the same paths as this
+            process.
         policy: As for `SyncCollector`; copied, and pickled.
         replay: Receives finished trajectories ``[E, L]`` through its ``extend``, in this process.
         num_envs: Number of envs of all actors together, divided evenly.
@@ -107,10 +108,10 @@ class RayCollector:
 
     Raises:
         UsageError: Ray is not installed.
-        ValueError: If a number is out of its range, ``autocast`` or a name in ``resources`` is
+        ArgumentError: A number is out of its range, ``autocast`` or a name in ``resources`` is
             unknown, or no cluster answers at ``address``.
-        RuntimeError: At `collect`, if an actor failed, all are stuck, or one after the other dies;
-            all are ended.
+        RuntimeError: At `collect`, an actor failed, all are stuck, or one after the other dies; all
+            are ended.
     """
 
     @check_bounds
@@ -274,7 +275,8 @@ class RayCollector:
         """Start Ray on this machine, or join the cluster of ``address``.
 
         Raises:
-            ValueError: No cluster answers at ``address``, or the process has joined another.
+            ArgumentError: No cluster answers at ``address``, or the process has joined a different
+                one.
         """
         owner = type(self).__name__
         condition = "be that of a Ray cluster"
@@ -444,9 +446,8 @@ def import_ray(owner: str) -> Any:
         UsageError: It is not installed.
     """
     if find_spec("ray") is None:
-        raise UsageError(
-            f"{owner}: the package ray must be installed, run: pip install 'yamame[ray]'"
-        )
+        remedy = "run: pip install 'yamame[ray]'"
+        raise UsageError(f"{owner}: the package ray must be installed", remedy=remedy)
     # Ray reads the environment when it is imported.
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -4,7 +4,6 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import set_exploration_type
 
 from yamame.collectors.assembly import TrajectoryAssembler
 from yamame.collectors.base import Episodes, Replay
@@ -45,11 +44,9 @@ class EpisodeCollector(SyncCollector):
         steps: list[TensorDictBase] = []
         device = timestep.get("is_init").device
         is_playing = torch.ones(self.num_envs, dtype=torch.bool, device=device)
-        # A check waits for the device: some steps after the last that count are cheaper.
-        while (self._waits and len(steps) % _CHECK_INTERVAL) or is_playing.any():
-            with set_exploration_type(self._mode):
-                timestep = self.policy(timestep)
-            step, timestep = self.env.step_and_maybe_reset(timestep)
+        # A check synchronizes with the device; a few steps that do not count are cheaper.
+        while (self._is_async_device and len(steps) % _CHECK_INTERVAL) or is_playing.any():
+            step, timestep = self._take_step(timestep)
             steps.append(step)
             is_playing &= ~step.get(("next", "done")).view(-1)
         self._current = timestep
@@ -59,7 +56,7 @@ class EpisodeCollector(SyncCollector):
         return episodes
 
     def _all_at_start(self) -> TensorDictBase:
-        """Return the first timestep of an episode in every env; reset envs in mid-episode."""
+        """Return the first timestep of an episode in every env; reset envs within an episode."""
         if self._current is None:
             return self.env.reset()
         is_midway = ~self._current.get("is_init").reshape(-1, 1).bool()

@@ -32,7 +32,7 @@ def check_memory(
         cuda_graph: Steps or decisions are recorded.
 
     Raises:
-        ValueError: The treatment is unknown, or impossible: the policy has no memory inside or
+        ArgumentError: The treatment is unknown, or impossible: the policy has no memory inside or
             keeps a state outside, or its steps are recorded.
     """
     require_choice(owner, "memory_after_update", choice, ("keep", "rebuild", "reset"))
@@ -88,7 +88,7 @@ def replayed(episodes: TrajectoryAssembler) -> Iterator[TensorDictBase]:
     """Yield the timesteps ``[N]`` of the open episodes, aligned at their last one.
 
     A shorter episode repeats its first timestep, with ``is_init``, until it begins. So its memory
-    begins where the episode does.
+    begins at the start of the episode.
     """
     state = episodes.state_dict()
     steps = state["steps"]

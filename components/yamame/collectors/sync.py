@@ -20,7 +20,7 @@ from yamame.collectors.entries import Block, StepEntries, with_ends
 from yamame.collectors.memory import MemoryAfterUpdate, check_memory, renew_memory
 from yamame.execution.precision import Precision, check_precision, in_precision
 from yamame.execution.recorded_steps import Capturable, RecordedSteps, is_capturable
-from yamame.execution.recorder import Recorder, check_compiler, cuda_recorder
+from yamame.execution.recorder import check_compiler, cuda_recorder
 
 
 class SyncCollector:
@@ -35,10 +35,11 @@ class SyncCollector:
             TensorDict needs its primer in ``env``. `yamame.collectors.base` lists optional methods.
         replay: Receives finished trajectories ``[E, L]`` on the CPU, through its ``extend``.
         exploration: Changes the policy's action before it is executed; the executed action is
-            stored. Its ``step(num_env_steps)`` is called after every `collect`.
+            stored. Its ``step(num_env_steps)`` is called after every `collect`. Unlike the policy
+            it is not copied: it is moved in place to the device of ``env``.
         greedy: Act by the mode of the policy's distribution; exploration still changes the action.
         autocast: Precision in which the policy computes: ``"bfloat16"``, ``"auto"`` for bfloat16 on
-            devices that multiply it, None for the precision of the weights.
+            devices with native bfloat16, None for the precision of the weights.
         cuda_graph: Record CUDA graphs: of whole steps if policy, exploration and environment are
             `yamame.collectors.Capturable`, else of the policy's decisions, by its method
             ``record(recorder)``.
@@ -49,9 +50,9 @@ class SyncCollector:
             `yamame.collectors.memory`.
 
     Raises:
-        ValueError: If the environment has another number of batch dimensions or no ``is_init``,
-            ``autocast`` is unknown, decisions are to be recorded or compiled and cannot be, or the
-            memory cannot be rebuilt or reset.
+        ArgumentError: The environment does not have one batch dimension or has no ``is_init``,
+            ``autocast`` is unknown, decisions cannot be recorded or compiled although they should
+            be, or the memory cannot be rebuilt or reset.
     """
 
     def __init__(
@@ -94,20 +95,25 @@ class SyncCollector:
         # Casts of weights are not cached: weights change in place between two steps.
         self._precision = in_precision(device, autocast, cache=False)
         self._mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
-        # To read a tensor of a device is to wait for it.
-        self._waits = device.type != "cpu"
+        # Reading a tensor of such a device synchronizes with it.
+        self._is_async_device = device.type != "cpu"
         if compile:
             check_compiler(device, owner)
             self._require_method("compile_decisions")
             self.policy.compile_decisions()
-        parts = [self.policy, env]
+        parts = [self.policy]
         if self.exploration is not None:
-            parts.insert(1, self.exploration)
+            parts.append(self.exploration)
+        parts.append(env)
         self._parts: list[Capturable] = [part for part in parts if is_capturable(part)]
         self._recorded: RecordedSteps | None = None
         if cuda_graph:
             recorder = cuda_recorder(device, owner)
-            self._record(recorder, device, whole_steps=len(self._parts) == len(parts))
+            if len(self._parts) == len(parts):
+                self._recorded = RecordedSteps(self._step, self._parts, recorder, device)
+            else:
+                self._require_method("record")
+                self.policy.record(recorder)
         self._prepare_to_act()
 
     def _policy_device(self) -> torch.device:
@@ -117,15 +123,8 @@ class SyncCollector:
 
     def _require_method(self, name: str) -> None:
         has_method = callable(getattr(self.policy, name, None))
-        policy = type(self.policy).__name__
-        require(type(self).__name__, "policy", policy, has_method, f"have {name}()")
-
-    def _record(self, recorder: Recorder, device: torch.device, *, whole_steps: bool) -> None:
-        if whole_steps:
-            self._recorded = RecordedSteps(self._step, self._parts, recorder, device)
-        else:
-            self._require_method("record")
-            self.policy.record(recorder)
+        policy_name = type(self.policy).__name__
+        require(type(self).__name__, "policy", policy_name, has_method, f"have {name}()")
 
     @torch.no_grad()
     def collect(self, num_steps: int) -> Episodes:
@@ -135,12 +134,14 @@ class SyncCollector:
         if self._recorded is not None:
             block, timestep = self._recorded.take(timestep, length)
         else:
-            if self._waits:
+            if self._is_async_device:
+                # Parts whose memory grows read its length from the device: once per block here
+                # instead of once per step. On the CPU this would only enlarge the memory early.
                 for part in self._parts:
                     part.reserve(length)
             steps: list[TensorDictBase] = []
-            # `_step` is written out here, so that tracebacks of errors in a step are short.
             for _ in range(length):
+                # As `_take_step`, without its frame: this is the middle of every traceback.
                 with set_exploration_type(self._mode), self._precision:
                     timestep = self.policy(timestep)
                 if self.exploration is not None:
@@ -154,13 +155,17 @@ class SyncCollector:
             self.exploration.step(episodes.num_steps)
         return episodes
 
-    def _step(self, timestep: TensorDictBase) -> tuple[Block, TensorDictBase]:
-        """Take one step, to be recorded; return the entries to store and the next timestep."""
+    def _take_step(self, timestep: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        """Take one step, and return it and the next timestep."""
         with set_exploration_type(self._mode), self._precision:
             timestep = self.policy(timestep)
         if self.exploration is not None:
             timestep = self.exploration(timestep)
-        step, timestep = self.env.step_and_maybe_reset(timestep)
+        return self.env.step_and_maybe_reset(timestep)
+
+    def _step(self, timestep: TensorDictBase) -> tuple[Block, TensorDictBase]:
+        """Take one step, to be recorded; return the entries to store and the next timestep."""
+        step, timestep = self._take_step(timestep)
         return self._entries.select(step), timestep
 
     def _store(self, block: Mapping[NestedKey, Tensor], *, first_only: bool = False) -> Episodes:
@@ -168,12 +173,13 @@ class SyncCollector:
 
         Args:
             block: Entries ``[S, N, ...]``.
-            first_only: Store the first episode of every env alone. Steps after the last of these
+            first_only: Store only the first episode of every env. Steps after the last of these
                 ends do not count.
         """
         block = with_ends(on_host(block))
         done = block["next", "done"].flatten(1)
         if first_only:
+            # Keep only the first end per env. At least one episode must have ended.
             done = done & (done.cumsum(0) == 1)
             last_end = int(done.nonzero()[:, 0].max())
             done = done[: last_end + 1]
@@ -202,6 +208,9 @@ class SyncCollector:
         """Copy ``TensorDict.from_module(policy).data`` into the acting policy.
 
         ``memory_after_update`` decides what happens to its memory.
+
+        Args:
+            weights: Parameters and buffers of a policy of the same structure.
         """
         TensorDict.from_module(self.policy).data.update_(weights)
         self._prepare_to_act()
@@ -242,7 +251,7 @@ class SyncCollector:
             self.exploration.load_state_dict(state["exploration"])
         self._current = None
         self.assembler = TrajectoryAssembler()
-        # Without a state of the environment its episodes are lost, and so is all that follows.
+        # The environment could not be saved, so begin new episodes.
         if state["env"] is None:
             return
 
@@ -264,7 +273,7 @@ class SyncCollector:
 def _env_state(env: EnvBase) -> dict[str, Any] | None:
     """Return the state of an environment, None if it has no state to save."""
     if isinstance(env, TransformedEnv):
-        # The state of a TransformedEnv itself holds that of its transforms alone.
+        # The state of a TransformedEnv itself holds only that of its transforms.
         base_state = _env_state(env.base_env)
         if base_state is None:
             return None

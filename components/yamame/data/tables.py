@@ -157,17 +157,7 @@ def rollout(
     action = format.read_action(_cut(actions, length), name, indices=indices)
     steps = TensorDict({"action": action, "next": arrival}, [length])
 
-    unknown: list[NestedKey] = []
-    for key in [*format.observed, "trial_start"]:
-        before, following = _observed(table, format, key, name, length, done)
-        if before is None:
-            continue
-        steps.set(key, before)
-        if following is None:
-            unknown.append(key)
-        else:
-            steps.set(after(key), following)
-
+    unknown = _set_observations(steps, table, format, name, done)
     # A terminated episode may have ended by achieving its goal at the unknown timestep.
     is_known = "achieved" not in unknown or not bool(terminated.any())
     condition = (
@@ -176,6 +166,27 @@ def rollout(
     )
     require(name, "length of 'achieved'", num_steps, is_known, condition)
     return _infer_next(steps, unknown) if unknown else steps
+
+
+def _set_observations(
+    steps: TensorDict, table: Table, format: TrajectoryFormat, name: str, done: Tensor
+) -> list[NestedKey]:
+    """Add the observations of a table to steps ``[T]``.
+
+    Returns:
+        Keys of observations that are not known after the last step of an episode.
+    """
+    unknown: list[NestedKey] = []
+    for key in [*format.observed, "trial_start"]:
+        before, following = _observed(table, format, key, name, len(steps), done)
+        if before is None:
+            continue
+        steps.set(key, before)
+        if following is None:
+            unknown.append(key)
+        else:
+            steps.set(after(key), following)
+    return unknown
 
 
 def _observed(

@@ -11,10 +11,11 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import step_mdp
 
 from yamame.checks import PositiveInt, check_bounds, require
-from yamame.evaluation.held_out import Policy, act, acting, fresh_copy
+from yamame.evaluation.held_out import Policy, act, evaluation_mode, fresh_copy
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD
 from yamame.keys import ENTRIES
 from yamame.spaces import Spaces
+from yamame.system.signals import exit_if_received
 
 Watch = Callable[[TensorDictBase], None]
 _MOST_NUMBERS = 8
@@ -57,13 +58,14 @@ def play_episode(
     require("play_episode", "env", shape, env.batch_size.numel() == 1, "have one env")
     copied = fresh_copy(policy)
     steps: list[TensorDictBase] = []
-    with acting(seed, greedy=greedy):
+    with evaluation_mode(seed, greedy=greedy):
         env.set_seed(seed)
         timestep = env.reset()
         if watch is not None:
             watch(timestep)
 
         while max_steps is None or len(steps) < max_steps:
+            exit_if_received()
             step = env.step(act(copied, timestep, env.action_key))
             # A copy, because the environment may write the next step into the same tensors.
             steps.append(step.clone())
@@ -108,7 +110,7 @@ def render_video(
 
     copied = fresh_copy(policy)
     frames: list[npt.NDArray[np.uint8]] = []
-    with acting(seed, greedy=greedy):
+    with evaluation_mode(seed, greedy=greedy):
         env.set_seed(seed)
         timestep = env.reset()
         while num_episodes > 0 and len(frames) < max_frames:
@@ -117,6 +119,7 @@ def render_video(
                 found = f"{frame.shape} {frame.dtype}"
                 raise NotImplementedError(f"render() must return [H, W, 3] uint8, got {found}")
             frames.append(frame)
+            exit_if_received()
             acted = act(copied, timestep, env.action_key)
             step, timestep = env.step_and_maybe_reset(acted)
             # Only the first env is drawn, so only its episodes count.

@@ -1,15 +1,16 @@
 """Evaluation on held-out tasks: one complete episode of every env, in one or more rounds.
 
 The episodes that count are fixed before the first step, so short episodes are not over-represented
-and every policy meets the same tasks. Nothing is trained and nothing is left behind: a copy of the
-policy acts, the global random state is restored, and no step is stored.
+and every policy plays the same tasks. An evaluation has no side effects: a copy of the policy acts,
+the global random state is restored, and no step is stored.
 """
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,15 +20,24 @@ from torch.nn import functional as F
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from yamame.checks import PositiveInt, check_bounds, require
+from yamame.checks import PositiveInt, check_bounds, require, require_choice
 from yamame.evaluation.result import EvaluationResult, concatenate
 from yamame.exploration import disable_exploration
 from yamame.goals import num_goals
 from yamame.system.signals import exit_if_received
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
-Wiped = Literal["trials"] | bool
-"""When memory is wiped: at every step, at the start of every trial, or never."""
+MemoryReset = Literal["never", "every_step", "every_trial"]
+"""When the policy's memory is reset within an episode."""
+
+_FORMER_RESETS: dict[Any, MemoryReset] = {
+    False: "never",
+    True: "every_step",
+    "trials": "every_trial",
+}
+"""Values of the former argument ``memory_wiped`` of `evaluate`."""
+_SYNC_INTERVAL = 16
+"""Steps between two reads of a tensor on an accelerator."""
 
 
 @check_bounds
@@ -38,9 +48,10 @@ def evaluate(
     num_episodes: PositiveInt | None = None,
     greedy: bool = False,
     max_steps: PositiveInt | None = None,
-    memory_wiped: Wiped = False,
+    memory_reset: MemoryReset = "never",
     seed: int = 0,
     task_seeds: Sequence[int] | None = None,
+    memory_wiped: Literal["trials"] | bool | None = None,
 ) -> EvaluationResult:
     """Evaluate a policy on complete episodes.
 
@@ -50,27 +61,30 @@ def evaluate(
             `yamame.exploration.Exploration` in it off. TorchRL's own exploration modules keep
             sampling unless ``greedy``.
         env: Environment with at most one batch dimension; without one, the policy still sees
-            ``[1]``. It is seeded, so every call plays the same tasks, and left in mid-episode. Do
-            not share it with training.
-        num_episodes: Number of episodes, in rounds of one per env; only the first envs count in the
-            last round. None for one round.
+            ``[1]``. It is seeded, so every call plays the same tasks, and left within an episode.
+            Do not share it with training.
+        num_episodes: Episodes, in rounds of one per env; None for one round.
         greedy: Act by the mode of the policy instead of sampling.
-        max_steps: Steps after which an episode is cut and reported as not finished; None for no
-            limit.
-        memory_wiped: Control without memory: the policy sees ``is_init`` set at every step, so it
-            acts on the current timestep (with its previous action and reward) alone. *trials*: it
-            is set at the start of every trial, so nothing is carried from one trial to the next.
+        max_steps: Steps after which an episode is cut and reported as not finished; None: no limit.
+        memory_reset: Ablation of the policy's memory: it sees ``is_init`` set at every step
+            (``every_step``), so it acts only on the current timestep with its previous action and
+            reward; or at the start of every trial (``every_trial``), so no trial depends on an
+            earlier one.
         seed: Seed of the environment and of the policy's samples in the first round. The seeds of
             later rounds are derived from it.
         task_seeds: Tasks to play, one episode each, in an environment whose reset takes
             ``task_seed``; overrides ``num_episodes``.
+        memory_wiped: Former form of ``memory_reset``, removed in the next version.
 
     Raises:
-        ArgumentError: The environment has several batch dimensions, a number is not positive, or
-            the environment lacks ``is_init`` or ``trial_start``, which ``memory_wiped`` needs.
+        ArgumentError: The environment has several batch dimensions or lacks an entry that
+            ``memory_reset`` needs, or a number is not positive.
     """
-    shape = tuple(env.batch_size)
-    require("evaluate", "env", shape, env.batch_dims <= 1, "have at most one batch dimension")
+    if memory_wiped is not None:
+        memory_reset = _replace_former(memory_wiped)
+    require_choice("evaluate", "memory_reset", memory_reset, get_args(MemoryReset))
+    condition = "have at most one batch dimension"
+    require("evaluate", "env", tuple(env.batch_size), env.batch_dims <= 1, condition)
     num_envs = env.batch_size.numel()
     if task_seeds is not None:
         num_episodes = len(task_seeds)
@@ -79,14 +93,21 @@ def evaluate(
         num_episodes = num_envs
 
     results = []
-    with acting(seed, greedy=greedy):
+    with evaluation_mode(seed, greedy=greedy):
         for index, first in enumerate(range(0, num_episodes, num_envs)):
             env.set_seed(_seed_of_round(seed, index))
             count = min(num_envs, num_episodes - first)
             tasks = None if task_seeds is None else task_seeds[first : first + count]
             copied = fresh_copy(policy)
-            results.append(_play_round(copied, env, count, max_steps, memory_wiped, tasks))
+            results.append(_play_round(copied, env, count, max_steps, memory_reset, tasks))
     return concatenate(results)
+
+
+def _replace_former(memory_wiped: Literal["trials"] | bool) -> MemoryReset:
+    memory_reset = _FORMER_RESETS[memory_wiped]
+    message = f"memory_wiped is deprecated: use memory_reset={memory_reset!r}"
+    warnings.warn(message, DeprecationWarning, stacklevel=4)  # past `evaluate` and its bounds
+    return memory_reset
 
 
 def _seed_of_round(seed: int, index: int) -> int:
@@ -107,6 +128,7 @@ def fresh_copy(policy: Policy) -> Policy:
 
     copied.eval()
     disable_exploration(copied)
+    # By name, because a custom module may have one of the methods without a collector's protocol.
     for module in copied.modules():
         for name in ("reset_memory", "prepare_to_act"):
             method = getattr(module, name, None)
@@ -116,11 +138,14 @@ def fresh_copy(policy: Policy) -> Policy:
 
 
 @contextmanager
-def acting(seed: int, *, greedy: bool) -> Iterator[None]:
-    """Let policies act without gradients, by their mode or by samples, within the block.
+def evaluation_mode(seed: int, *, greedy: bool) -> Iterator[None]:
+    """Seed PyTorch's generators and let policies act without gradients within the block.
 
-    PyTorch's generators are seeded, and restored afterwards. CUDA's generators are not touched
-    before CUDA is initialized.
+    The state of the generators is restored afterwards.
+
+    Args:
+        seed: Seed of all generators of PyTorch, those of CUDA only if CUDA is initialized.
+        greedy: Whether policies act by their mode instead of sampling.
     """
     devices = []
     if torch.cuda.is_initialized():
@@ -138,53 +163,52 @@ def _play_round(
     env: EnvBase,
     count: int,
     max_steps: int | None,
-    memory_wiped: Wiped,
+    memory_reset: MemoryReset,
     tasks: Sequence[int] | None,
 ) -> EvaluationResult:
     """Play one episode per env and return the result of the first ``count`` envs."""
     num_envs = env.batch_size.numel()
     timestep = env.reset(None if tasks is None else _reset_options(tasks, env))
-    _check_keys(timestep, memory_wiped)
-    # Both are read before the first step: envs whose episode has ended go on to other tasks.
+    _check_keys(timestep, memory_reset)
+    # Both are read before the first step: envs whose episode has ended continue with other tasks.
     goal = timestep.get("goal", None)
     hashes = task_hashes(env)
 
-    tally = _Tally(num_envs, timestep.get("done").device)
-    num_steps = 0
-    while (max_steps is None or num_steps < max_steps) and tally.goes_on(num_steps):
-        acted = act(policy, timestep, env.action_key, memory_wiped)
+    stats = _EpisodeStats(num_envs, timestep.get("done").device)
+    while (max_steps is None or stats.num_steps < max_steps) and stats.is_running():
+        exit_if_received()
+        acted = act(policy, timestep, env.action_key, memory_reset)
         step, timestep = env.step_and_maybe_reset(acted)
         reward = step["next"].get(env.reward_key).reshape(num_envs)
-        tally.add(reward, _read_flags(step, num_envs))
-        num_steps += 1
+        stats.add(reward, _read_flags(step, num_envs))
 
     goal_counts = None
     if goal is not None:
         goal_counts = num_goals(goal.reshape(num_envs, *goal.shape[-2:]))[:count].cpu()
     return dataclasses.replace(
-        tally.result(count, goal_counts),
+        stats.result(count, goal_counts),
         tasks=None if hashes is None else hashes[:count],
         plays_all_tasks=_read_attribute(env, "plays_all_tasks") is True,
     )
 
 
-def _check_keys(timestep: TensorDictBase, memory_wiped: Wiped) -> None:
+def _check_keys(timestep: TensorDictBase, memory_reset: MemoryReset) -> None:
     needed: tuple[str, ...] = ()
-    if memory_wiped == "trials":
+    if memory_reset == "every_trial":
         needed = ("is_init", "trial_start")
-    elif memory_wiped:
+    elif memory_reset == "every_step":
         needed = ("is_init",)
 
     keys = sorted(map(str, timestep.keys()))
     for key in needed:
-        condition = f"emit {key} for memory_wiped={memory_wiped}"
+        condition = f"emit {key} for memory_reset={memory_reset}"
         require("evaluate", "env", keys, key in keys, condition)
 
 
 def _read_flags(step: TensorDictBase, num_envs: int) -> dict[str, Tensor]:
     """Read the flags of a step that the environment emits, each ``[E]`` bool."""
-    following = step.get("next")
-    flags = {name: following.get(name, None) for name in ("done", "success", "aborted")}
+    next_td = step.get("next")
+    flags = {name: next_td.get(name, None) for name in ("done", "success", "aborted")}
     flags["trial_start"] = step.get("trial_start", None)
     present = {}
     for name, flag in flags.items():
@@ -242,39 +266,49 @@ def _reset_options(tasks: Sequence[int], env: EnvBase) -> TensorDict:
     return TensorDict({"task_seed": seeds}, env.batch_size, device=env.device)
 
 
-class _Tally:
+class _EpisodeStats:
     """Statistics of the first episode of each of E envs.
 
-    Its size grows with the number of trials, not with the number of steps.
+    The memory grows with the number of trials, not with the number of steps.
 
     Args:
         num_envs: E.
         device: Device of rewards and flags.
+
+    Attributes:
+        num_steps: Number of steps added so far.
+        playing: ``[E]`` bool, envs whose first episode has not ended.
+        lengths: ``[E]`` int64, number of steps of the first episode so far.
+        trial: ``[E]`` int64, index of the present trial.
+        returns: ``[E, T]`` float64, sum of rewards per trial; T is at least the number of trials.
+        seen_flags: ``[E]`` bool by name, flags that were set at any step of the first episode.
     """
 
     def __init__(self, num_envs: int, device: torch.device) -> None:
+        self.num_steps = 0
         self.playing = torch.ones(num_envs, dtype=torch.bool, device=device)
         self.lengths = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self.trial = torch.zeros_like(self.lengths)
-        # Each look at the flags waits for an accelerator. There, a few steps too many are cheaper.
-        self.look_every = 1 if device.type == "cpu" else 16
-        columns = 1 + self.look_every
+        # Reading `playing` or `trial` synchronizes with an accelerator. There they are read every
+        # few steps; the steps after the last episode are masked.
+        self.sync_interval = 1 if device.type == "cpu" else _SYNC_INTERVAL
+        columns = 1 + self.sync_interval
         self.returns = torch.zeros(num_envs, columns, dtype=torch.float64, device=device)
-        self.happened: dict[str, Tensor] = {}
+        self.seen_flags: dict[str, Tensor] = {}
 
-    def goes_on(self, num_steps: int) -> bool:
-        """Return whether an episode is still running after so many steps.
-
-        Also makes room for the trials that may begin until the next look.
-        """
-        if num_steps % self.look_every != 0:
+    def is_running(self) -> bool:
+        """Return whether an episode is running, or was at the last synchronization."""
+        if self.num_steps % self.sync_interval != 0:
             return True
-        # One transfer from the device instead of two.
-        playing, latest = torch.stack((self.playing.any().long(), self.trial.amax())).tolist()
-        if latest + 1 + self.look_every > self.returns.shape[1]:
+        return bool(self.playing.any())
+
+    def _reserve_trials(self) -> None:
+        """Make room for the trials that may begin before the next synchronization."""
+        needed = int(self.trial.amax()) + 1 + self.sync_interval
+        num_columns = self.returns.shape[1]
+        if needed > num_columns:
             # The room at least doubles, so the number of copies is logarithmic.
-            self.returns = F.pad(self.returns, (0, max(self.look_every, self.returns.shape[1])))
-        return bool(playing)
+            self.returns = F.pad(self.returns, (0, max(self.sync_interval, num_columns)))
 
     def add(self, reward: Tensor, flags: dict[str, Tensor]) -> None:
         """Add a step.
@@ -284,9 +318,10 @@ class _Tally:
             flags: ``[E]`` bool each: ``done``, and those of ``success``, ``aborted`` and
                 ``trial_start`` that the environment emits.
         """
+        if self.num_steps % self.sync_interval == 0:
+            self._reserve_trials()
         # The first trial begins at step 0, whether it is marked or not.
-        is_first_step = not self.happened
-        if "trial_start" in flags and not is_first_step:
+        if "trial_start" in flags and self.num_steps > 0:
             self.trial = self.trial + (flags["trial_start"] & self.playing)
 
         counted = reward.double() * self.playing
@@ -294,19 +329,21 @@ class _Tally:
         self.lengths = self.lengths + self.playing
 
         for name in flags.keys() - {"trial_start"}:
-            happens = flags[name] & self.playing
-            before = self.happened.get(name)
-            self.happened[name] = happens if before is None else before | happens
+            seen = flags[name] & self.playing
+            if name in self.seen_flags:
+                seen = seen | self.seen_flags[name]
+            self.seen_flags[name] = seen
         # The step that ends an episode still counts, so this comes last.
         self.playing = self.playing & ~flags["done"]
+        self.num_steps += 1
 
     def result(self, count: int, goal_counts: Tensor | None) -> EvaluationResult:
         """Return the result of the first ``count`` envs."""
         trial = self.trial[:count].cpu()
-        happened = {name: flag[:count].cpu() for name, flag in self.happened.items()}
-        finished = happened["done"]
-        if "aborted" in happened:
-            finished = finished & ~happened["aborted"]
+        flags = {name: flag[:count].cpu() for name, flag in self.seen_flags.items()}
+        finished = flags["done"]
+        if "aborted" in flags:
+            finished = finished & ~flags["aborted"]
 
         returns = self.returns[:count, : int(trial.max()) + 1].cpu()
         # NaN for trials that an episode did not reach: a sum of 0 would look like a failure.
@@ -316,13 +353,16 @@ class _Tally:
             lengths=self.lengths[:count].cpu(),
             finished=finished,
             trial_returns=returns.masked_fill(is_absent, torch.nan),
-            success=happened.get("success"),
+            success=flags.get("success"),
             num_goals=goal_counts,
         )
 
 
 def act(
-    policy: Policy, timestep: TensorDictBase, action_key: NestedKey, memory_wiped: Wiped = False
+    policy: Policy,
+    timestep: TensorDictBase,
+    action_key: NestedKey,
+    memory_reset: MemoryReset = "never",
 ) -> TensorDictBase:
     """Return the timestep with the policy's action.
 
@@ -330,27 +370,28 @@ def act(
         policy: As for `evaluate`; always called with ``[N]``.
         timestep: ``[N]`` or ``[]``.
         action_key: Key of the environment's action.
-        memory_wiped: As for `evaluate`.
-
-    Raises:
-        SystemExit: The process has received a signal to end.
+        memory_reset: As for `evaluate`.
     """
-    exit_if_received()
     is_batched = timestep.batch_dims > 0
     seen = timestep if is_batched else timestep.unsqueeze(0)
-    if memory_wiped:
-        starts = seen.get("is_init")
-        if memory_wiped == "trials":
-            starts = starts | seen.get("trial_start")
-        else:
-            starts = torch.ones_like(starts)
+    if memory_reset != "never":
         # A shallow copy, because the timestep itself must keep its ``is_init``.
-        seen = seen.copy().set("is_init", starts)
+        seen = seen.copy().set("is_init", _reset_flags(seen, memory_reset))
 
     acted = policy(seen)
     if not is_batched:
         acted = acted.squeeze(0)
-    if memory_wiped is True:
-        # The policy's own entries, its memory among them, do not travel on to the next step.
+    if memory_reset == "every_step":
+        # The policy's own entries, its memory among them, must not reach the next step.
         return timestep.set(action_key, acted.get(action_key))
+    if memory_reset == "every_trial":
+        acted = acted.set("is_init", timestep.get("is_init"))
     return acted
+
+
+def _reset_flags(timestep: TensorDictBase, memory_reset: MemoryReset) -> Tensor:
+    """Return the ``is_init`` that the policy sees."""
+    starts = timestep.get("is_init")
+    if memory_reset == "every_trial":
+        return starts | timestep.get("trial_start")
+    return torch.ones_like(starts)

@@ -293,8 +293,8 @@ def mean_interval(values: Tensor, *, confidence: Confidence = 0.95) -> tuple[flo
         confidence: Coverage, in (0, 1).
 
     Raises:
-        ArgumentError: ``values`` is empty, not finite or no vector, or the coverage is out of its
-            range.
+        ArgumentError: ``values`` is empty, not finite or not a vector, or the coverage is out of
+            its range.
         ImportError: SciPy is not installed.
 
     >>> import torch
@@ -332,7 +332,7 @@ def clustered_mean_interval(
         confidence: Coverage, in (0, 1).
 
     Raises:
-        ArgumentError: As `mean_interval`, or ``clusters`` has another shape.
+        ArgumentError: As `mean_interval`, or ``clusters`` has a different shape.
 
     >>> import torch
     >>> values, tasks = torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([7, 7, 8, 8])
@@ -366,7 +366,7 @@ def clustered_share_interval(
         confidence: Coverage, in (0, 1).
 
     Raises:
-        ArgumentError: As `wilson_interval`, or ``clusters`` has another shape.
+        ArgumentError: As `wilson_interval`, or ``clusters`` has a different shape.
 
     >>> import torch
     >>> low, high = clustered_share_interval(torch.ones(40).bool(), torch.arange(40) % 10)

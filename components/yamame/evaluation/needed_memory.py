@@ -4,8 +4,8 @@ Several agents are trained for each window, one per seed. The mean score of one 
 observation, so the noise between trainings is measured, not assumed. Tukey's test (honestly
 significant difference) compares all pairs of windows at once.
 
-A window is *short* if another one is ahead of it by more than the margin, *enough* if none is. Both
-need an interval that excludes the opposite; other windows are *unclear*.
+A window is *short* if a different one is ahead of it by more than the margin, *enough* if none is.
+Both need an interval that excludes the opposite; other windows are *unclear*.
 """
 
 import math
@@ -133,7 +133,7 @@ class NeededMemory:
 def distinct_windows(
     windows: Iterable[int | None], longest: int | None, context_length: int
 ) -> list[int | None]:
-    """Return the windows that agents can tell apart, in ascending order, from 1 on.
+    """Return the windows that differ for agents, in ascending order, from 1 on.
 
     Args:
         windows: Numbers of timesteps; None for all.
@@ -174,8 +174,7 @@ def judge_memory(
             random policy are ignored.
         confidence: Probability, in (0, 1), that all differences between windows lie in their
             intervals.
-        highest: Highest possible score, such as 1 for success; None if unknown. Without it the
-            outcome is never ``not needed``.
+        highest: Highest possible score, such as 1 for success; None: never ``not needed``.
 
     Raises:
         ArgumentError: The shapes do not match, a score is not finite, or an argument is out of its
@@ -201,30 +200,16 @@ def judge_memory(
         is_solved = _is_solved(table, highest, allowed, confidence)
         standings = _standings(table, is_solved, allowed, confidence)
 
-    # Longer windows contain shorter ones, so only an unbroken row of short windows, from 1 on,
-    # bounds the need.
-    longest_short = 0
-    for window, standing in zip(windows, standings, strict=True):
-        if standing != "short" or window is None:
-            break
-        longest_short = window
     at_most = None
     if "enough" in standings:
         at_most = windows[standings.index("enough")]
-
-    outcome: Outcome = "not settled"
+    outcome = _outcome(standings[0], is_solved=is_solved[0])
     if is_compared and not is_decidable:
         outcome = "nothing learnt"
-    elif standings[0] == "short":
-        outcome = "needed"
-    elif standings[0] == "enough":
-        outcome = "not needed" if is_solved[0] else "no difference"
-    # Intervals of rates end within [0, 1]. Scores of success are 0 and 1, or rates where a task
-    # was played more than once.
-    is_rate = bool(np.isin(table, (0, 1)).all()) or (highest == 1 and table.min() >= 0)
+    is_rate = _is_rate(table, highest)
     return NeededMemory(
         outcome=outcome,
-        at_least=longest_short + 1,
+        at_least=_longest_short(windows, standings) + 1,
         at_most=at_most,
         reached=_reached(windows, table, standings, confidence, is_rate=is_rate),
         random=_over_tasks(chance, confidence, is_rate=is_rate),
@@ -267,6 +252,33 @@ def _reached(
     return reached
 
 
+def _longest_short(windows: Sequence[int | None], standings: Sequence[Standing]) -> int:
+    """Return the longest window that is too short; 0 if there is none."""
+    # Longer windows contain shorter ones, so only an unbroken row of short windows, from 1 on,
+    # bounds the need.
+    longest = 0
+    for window, standing in zip(windows, standings, strict=True):
+        if standing != "short" or window is None:
+            break
+        longest = window
+    return longest
+
+
+def _is_rate(table: Array, highest: float | None) -> bool:
+    """Return whether scores are successes, or rates of success, whose intervals end in [0, 1]."""
+    # A task that was played more than once has a rate.
+    return bool(np.isin(table, (0, 1)).all()) or (highest == 1 and bool(table.min() >= 0))
+
+
+def _outcome(shortest: Standing, *, is_solved: bool) -> Outcome:
+    """Return the outcome by the standing of the shortest window."""
+    if shortest == "short":
+        return "needed"
+    if shortest == "enough":
+        return "not needed" if is_solved else "no difference"
+    return "not settled"
+
+
 def _check(windows: Sequence[int | None], table: Array, chance: Array) -> None:
     owner = "judge_memory"
     fits = table.ndim == 3 and table.size > 0
@@ -302,7 +314,7 @@ def _differences(table: Array, confidence: float) -> tuple[Array, Array]:
     # the same would look free of noise.
     variances = gaps.var(2, ddof=1) / num_tasks
     if num_seeds == 1:
-        # Over tasks alone, each interval by itself.
+        # Only over tasks, each interval by itself.
         quantile = student_quantile(num_tasks - 1, confidence)
     else:
         quantile = tukey_quantile(num_windows, num_windows * (num_seeds - 1), confidence)

@@ -17,10 +17,9 @@ class EvaluationResult:
     Attributes:
         returns: ``[E]`` float64, sum of raw rewards over the whole episode, all its trials.
         lengths: ``[E]`` int64, transitions.
-        finished: ``[E]`` bool, False where the step limit cut the episode or the environment
-            failed.
-        trial_returns: ``[E, max_trials]`` float64, sum of rewards within each trial, NaN where an
-            episode had fewer.
+        finished: ``[E]`` bool, False if the step limit cut the episode or the environment failed.
+        trial_returns: ``[E, max_trials]`` float64, sum of rewards within each trial, NaN for
+            trials that an episode did not reach.
         success: ``[E]`` bool, whether success was reported at any step; None if the environment
             does not report it.
         num_goals: ``[E]`` int64, goals of the instruction; None without instructions.
@@ -185,7 +184,7 @@ def concatenate(results: list[EvaluationResult]) -> EvaluationResult:
     for result in results:
         trials.extend(result.trial_returns)
     return EvaluationResult(
-        # NaN where an episode had fewer trials than another.
+        # NaN for trials that an episode did not reach.
         trial_returns=pad_sequence(trials, batch_first=True, padding_value=torch.nan),
         plays_all_tasks=all(result.plays_all_tasks for result in results),
         **joined,

@@ -10,7 +10,7 @@ from typing import Any
 
 from yamame.checks import ArgumentError, BuildError, UsageError
 from yamame.files.trusted import SPECIAL, locate
-from yamame.system.messages import OutsideError
+from yamame.system.messages import OutsideError, first_line
 
 _ERRORS = (TypeError, ValueError, OverflowError, MemoryError, RuntimeError)
 """Errors that a constructor raises for wrong arguments. PyTorch raises RuntimeError for sizes that
@@ -56,7 +56,7 @@ def build_node(
             _locate(error, key, settings)
             raise
         except _ERRORS as error:
-            raise BuildError(key, _first_line(error), _numbers(arguments)) from error
+            raise BuildError(key, first_line(error), _numbers(arguments)) from error
 
     return call if node.get("_partial_", False) else call()
 
@@ -82,12 +82,6 @@ def _locate(error: UsageError, key: str, settings: Mapping[str, Any]) -> None:
         # Texts are compared, because tensors have no truth value and NaN is not equal to itself.
         in_settings = error.name in settings
         error.is_setting = in_settings and repr(settings[error.name]) == repr(error.value)
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the first line of an error; PyTorch appends a trace of its C++ code."""
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _numbers(arguments: Mapping[str, Any]) -> dict[str, float]:

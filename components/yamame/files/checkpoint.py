@@ -275,9 +275,8 @@ class Checkpointer:
             except (OSError, MemoryError, torch.OutOfMemoryError, OutsideError):
                 raise
             except StateMismatchError as error:
-                raise StateMismatchError(
-                    f"Checkpointer: {name} of {path} cannot be restored: {error}"
-                ) from error
+                error.source = f"Checkpointer: {name} of {path} cannot be restored"
+                raise
             except Exception as error:  # a third-party class may raise any error
                 reason = f"{name} must be restored from {path}, it cannot be: {one_line(error)}"
                 raise _UnfitError(f"Checkpointer: {reason}") from error

@@ -212,7 +212,7 @@ def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     # The default of a setting may have changed since the run began, so its former value is shown as
     # an override.
     former = added(saved) | flatten(saved)
-    remedy = ["give the former values"]
+    remedies = ["give the former values"]
     overrides = []
     for text in others:
         key = text.partition(":")[0]
@@ -220,9 +220,7 @@ def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
         if isinstance(value, str | int | float):
             overrides.append(f"{key}={value}")
     if overrides:
-        remedy.append(" ".join(overrides))
-    remedy.append("or another run.name")
-    raise UsageError(
-        f"compare_config: a resumed run must keep its configuration ({', '.join(remedy)}), "
-        f"got {'; '.join(others)}"
-    )
+        remedies.append(" ".join(overrides))
+    remedies.append("or another run.name")
+    message = f"a resumed run must keep its configuration, got {'; '.join(others)}"
+    raise UsageError(message, key="resume", remedy=", ".join(remedies))

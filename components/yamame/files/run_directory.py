@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import IO, Literal
 
-from yamame.checks import UsageError
+from yamame.checks import UsageError, require_setting
 from yamame.files.atomic import make_folder, sweep_partial_files
 
 LOCK_FILE = ".lock"
@@ -74,7 +74,7 @@ class RunDirectory:
         # A stranger's link would have files deleted or written elsewhere.
         for entry in (path / _FORMER, path / _MOVING, path / _DELETED, path / LOCK_FILE):
             if entry.is_symlink():
-                raise UsageError(f"RunDirectory: {entry} must be no link; remove it")
+                raise UsageError(f"{entry} must be no link", key="run.name", remedy="remove it")
         created = [folder for folder in (path, *path.parents) if not folder.exists()]
         make_folder(path)
         lock = _claim(path)
@@ -88,7 +88,7 @@ class RunDirectory:
             if overwrite:
                 _set_aside(path)
             elif not resume and _is_used(path):
-                raise UsageError(_refusal(path))
+                raise _refusal(path)
         except BaseException:
             lock.close()
             raise
@@ -139,29 +139,23 @@ def checked_path(
     root: str | Path, name: str, *, resume: bool | Literal["auto"], overwrite: bool
 ) -> Path:
     """Return the path of a run after the checks of `RunDirectory.open` that need no writing."""
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            "RunDirectory: run.name must be 1 to 128 letters, digits or . _ = , + - "
-            f"and begin with a letter or digit, got {name!r}"
-        )
-    if resume and overwrite:
-        given = "auto" if resume == "auto" else "true"
-        raise UsageError(
-            f"RunDirectory: resume={given} and run.overwrite=true must not be given together"
-        )
+    condition = "be 1 to 128 letters, digits or . _ = , + - and begin with a letter or digit"
+    require_setting("run.name", name, bool(_NAME.fullmatch(name)), condition)
+    given = "auto" if resume == "auto" else "true"
+    condition = f"be false with resume={given}"
+    require_setting("run.overwrite", overwrite, not (resume and overwrite), condition)
     path = Path(root) / name
-    check_folder(path, "RunDirectory: run.root or run.name")
+    check_folder(path, "run.root")
     used = _is_used(path)
     if resume is True and not used:
-        raise UsageError(
-            f"RunDirectory: no run to resume, {path} does not exist or is empty; "
-            "begin it with resume=auto"
-        )
+        message = f"no run to resume, {path} does not exist or is empty"
+        raise UsageError(message, key="resume", remedy="begin it with resume=auto")
     if used and not (resume or overwrite):
-        raise UsageError(_refusal(path))
+        raise _refusal(path)
     # Every run has a lock file: other files are not to be overwritten.
     if used and not (path / LOCK_FILE).exists():
-        raise UsageError(f"RunDirectory: {path} must be a run's directory, it holds other files")
+        message = f"{path} must be a run's directory, it holds other files"
+        raise UsageError(message, key="run.name")
     return path
 
 
@@ -173,26 +167,27 @@ def check_folder(path: str | Path, key: str) -> None:
         key: Setting that names it, for the message.
 
     Raises:
-        UsageError: A file is in the way, or writing is not permitted.
+        SettingError: A file is in the way, or writing is not permitted.
     """
+    given = str(path)
     # Most likely a misplaced option of the command line.
-    if str(path).startswith("-"):
-        raise UsageError(f"{key}: must be a directory and not begin with a dash, got {path}")
-    path = Path(path).absolute()
-    existing = path
+    is_option = given.startswith("-")
+    require_setting(key, given, not is_option, "be a directory and not begin with a dash")
+    existing = Path(path).absolute()
     while not existing.exists():
         existing = existing.parent
-    if not existing.is_dir():
-        raise UsageError(f"{key}: must be a directory, got {path}: {existing} is a file")
-    if not os.access(existing, os.W_OK):
-        raise UsageError(f"{key}: must be a directory to write to, got {path}: {existing} is not")
+    condition = f"be a directory, but {existing} is a file"
+    require_setting(key, given, existing.is_dir(), condition)
+    condition = f"be a directory to write to, but {existing} is not"
+    require_setting(key, given, os.access(existing, os.W_OK), condition)
 
 
-def _refusal(path: Path) -> str:
-    return (
-        f"RunDirectory: {path} exists; continue it with resume=true, "
-        "replace it with run.overwrite=true or choose another run.name"
+def _refusal(path: Path) -> UsageError:
+    remedy = (
+        "continue it with resume=true, replace it with run.overwrite=true or choose another "
+        "run.name"
     )
+    return UsageError(f"{path} exists", key="run.name", remedy=remedy)
 
 
 def _is_used(path: Path) -> bool:
@@ -216,7 +211,8 @@ def _claim(path: Path) -> IO[str]:
         lock.seek(0)
         holder = lock.read().strip() or "unknown"
         lock.close()
-        raise UsageError(f"RunDirectory: {path} is being written by process {holder}") from None
+        message = f"{path} is being written by process {holder}"
+        raise UsageError(message, key="run.name") from None
     lock.truncate(0)
     lock.write(f"{os.getpid()}\n")
     lock.flush()

@@ -18,7 +18,8 @@ from importlib import import_module
 from pkgutil import resolve_name
 from typing import Any
 
-from yamame.checks import UsageError, format_value
+from yamame.checks import SettingError, require_setting
+from yamame.system.messages import one_line
 
 OURS = ("yamame.", "yamame_envs.")
 LAYERS = ("torch.nn.", "torch.optim.", "torchrl.modules.", "torchrl.objectives.")
@@ -114,8 +115,7 @@ def prefixes_of(trust: Any) -> tuple[str, ...]:
     packages = trust if isinstance(trust, list | tuple) else [trust]
     for package in packages:
         if not isinstance(package, str) or not _PACKAGE.fullmatch(package):
-            got = format_value(trust)
-            raise UsageError(f"trust: must be a list of packages, as [mylab.], got {got}")
+            raise SettingError("trust", trust, "be a list of packages, as [mylab.]")
     return tuple(f"{package.rstrip('.')}." for package in packages)
 
 
@@ -128,15 +128,13 @@ def check_name(path: Any, key: str, trust: Iterable[str] = ()) -> None:
         trust: Prefixes, see `prefixes_of`.
 
     Raises:
-        UsageError: The name has another prefix.
+        SettingError: The name has another prefix.
     """
     allowed = (*OURS, *LAYERS)
     is_name = isinstance(path, str) and _DOTTED.fullmatch(path) is not None
     if not is_name or not path.startswith((*allowed, *trust)):
-        raise UsageError(
-            f"{key}._target_ must begin with {' or '.join(allowed)} or a package of trust=[...], "
-            f"got {format_value(path)}"
-        )
+        condition = f"begin with {' or '.join(allowed)} or a package of trust=[...]"
+        raise SettingError(f"{key}._target_", path, condition)
 
 
 def locate(path: str, key: str, trust: Iterable[str] = ()) -> Callable[..., Any]:
@@ -146,26 +144,24 @@ def locate(path: str, key: str, trust: Iterable[str] = ()) -> Callable[..., Any]
     ``yamame.files.run_directory.shutil.rmtree``.
 
     Raises:
-        UsageError: There is none, it belongs to another package, or it is of torch and neither a
+        SettingError: There is none, it belongs to another package, or it is of torch and neither a
             layer nor an optimizer.
     """
+    key = f"{key}._target_"
     try:
         target = resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"{key}._target_ must name a class or function, got {path!r}: {error}"
-        ) from error
+        condition = "name a class or function"
+        raise SettingError(key, path, condition, remedy=one_line(error)) from error
     package = path.partition(".")[0]
     home = str(getattr(target, "__module__", "")).split(".")
-    if not callable(target) or home[0] != package:
-        raise UsageError(f"{key}._target_ must name a class or function of {package}, got {path!r}")
+    is_own = callable(target) and home[0] == package
+    require_setting(key, path, is_own, f"name a class or function of {package}")
     if path.startswith(LAYERS) and not path.startswith(tuple(trust)):
         # Some of torchrl's modules fetch models from elsewhere.
         fetches = "llm" in home or "rlhf" in home
-        if fetches or not _is_layer(target):
-            raise UsageError(
-                f"{key}._target_ must name a layer or an optimizer of {package}, got {path!r}"
-            )
+        is_layer = _is_layer(target) and not fetches
+        require_setting(key, path, is_layer, f"name a layer or an optimizer of {package}")
     return target
 
 
@@ -226,48 +222,50 @@ def check_file(config: Any, trust: Iterable[str] = ()) -> None:
         trust: Prefixes of packages whose classes may be named, see `prefixes_of`.
 
     Raises:
-        UsageError: Has the key and the value.
+        SettingError: Has the key and the value.
 
-    >>> check_file({"encoder": {"_target_": "os.system"}})  # doctest: +NORMALIZE_WHITESPACE
+    >>> check_file({"encoder": {"_target_": "os.system"}})
     Traceback (most recent call last):
-    yamame.checks.UsageError: encoder._target_ must be a class of Yamame that belongs there, in a
-    file; a package of your own must be in trust=[...]; got 'os.system'
+    yamame.checks.SettingError: encoder._target_: must be a class of Yamame that belongs there, ...
     """
     prefixes = tuple(trust)
     for path, value in _entries(config, ()):
-        problem = _problem(path, value, prefixes)
-        if problem is not None:
-            key = ".".join(path) or "configuration"
-            raise UsageError(f"{key} must be {problem}; got {format_value(value)}")
+        _check_entry(path, value, prefixes)
 
 
-def _problem(path: tuple[str, ...], value: Any, trust: tuple[str, ...]) -> str | None:
-    """Return the condition, after "must be", that an entry of a file does not meet."""
+def _check_entry(path: tuple[str, ...], value: Any, trust: tuple[str, ...]) -> None:
+    """Check one entry of a file.
+
+    Raises:
+        SettingError: It is no plain data, or names something that a file may not name.
+    """
+    key = ".".join(path) or "configuration"
     name = path[-1] if path else ""
     if name == "_target_":
         is_name = isinstance(value, str) and _DOTTED.fullmatch(value) is not None
-        if not is_name or not (value.startswith(trust) or is_of_kind(value, path[0])):
-            return f"a class of Yamame that belongs there, in a file; {_HINT}"
-        return None
+        is_known = is_name and (value.startswith(trust) or is_of_kind(value, path[0]))
+        condition = "be a class of Yamame that belongs there, in a file"
+        require_setting(key, value, is_known, condition, remedy=_HINT)
+        return
     if name == "_partial_":
-        return None if isinstance(value, bool) else "true or false"
-    if name in SPECIAL:
-        return "absent in a file"
+        require_setting(key, value, isinstance(value, bool), "be true or false")
+        return
+    require_setting(key, value, name not in SPECIAL, "be absent in a file")
 
     # Subclasses of these types could run code of their own.
     is_plain = type(value) in (dict, list, str, int, float, bool, type(None))
-    if not is_plain or len(path) > _DEEPEST:
-        return f"plain data, no more than {_DEEPEST} levels deep"
+    condition = f"be plain data, no more than {_DEEPEST} levels deep"
+    require_setting(key, value, is_plain and len(path) <= _DEEPEST, condition)
     text = value if isinstance(value, str) else ""
     # OmegaConf would resolve it when the configuration is read.
-    if "${" in text or "${" in ".".join(path):
-        return "a value and no interpolation, in a file"
+    is_resolved = "${" not in text and "${" not in key
+    require_setting(key, value, is_resolved, "be a value and no interpolation, in a file")
     # Gymnasium imports the module before the colon of an id.
     if ":" in text and path[0] not in _TEXTS:
         module = text.rpartition(":")[0]
-        if module not in _REGISTERING and not f"{module}.".startswith(trust):
-            return f"a text that imports no module, in a file; {_HINT}"
-    return None
+        may_import = module in _REGISTERING or f"{module}.".startswith(trust)
+        condition = "be a text that imports no module, in a file"
+        require_setting(key, value, may_import, condition, remedy=_HINT)
 
 
 def own_modules(env: Mapping[str, Any]) -> list[str]:

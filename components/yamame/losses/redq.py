@@ -72,10 +72,10 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
     be enumerated, one action is sampled and the target is ``E_pi'[R_c Q'_c]``, as in SAC (arXiv
     1812.05905).
 
-    The output also holds detached metrics of the last discount, with which the agent acts: means over valid
-    transitions of ``td_error`` (absolute), ``q_value``, ``target_value``, ``entropy`` and
-    ``filter_weight`` (with the binary filter: the share of cloned actions), and ``return_std``, the
-    scale that normalises values. With several discounts, ``q_value_gamma_<g>`` and
+    The output also holds detached metrics of the last discount, with which the agent acts: means
+    over valid transitions of ``td_error`` (absolute), ``q_value``, ``target_value``, ``entropy``
+    and ``filter_weight`` (with the binary filter: the share of cloned actions), and ``return_std``,
+    the scale that normalises values. With several discounts, ``q_value_gamma_<g>`` and
     ``filter_weight_gamma_<g>`` are added for each. ``clipped_targets`` (with
     `yamame.heads.BinnedReturns` only) is the share of targets of all discounts outside the bounds.
     Values are in units of multiplied rewards.

@@ -108,7 +108,7 @@ def rewrite(
     *,
     radius: float | None = None,
 ) -> TensorDictBase:
-    """Return what the environment would have emitted for other instructions.
+    """Return the trajectories that the environment would have emitted for other instructions.
 
     Args:
         batch: ``[B, L]`` whole trajectories.
@@ -124,28 +124,18 @@ def rewrite(
     changed = changed.unsqueeze(-1)
     step = torch.arange(num_steps, device=changed.device)
     mask = batch.get(keys.mask).reshape(batch.shape)
-
+    times = _completion_times(batch, instruction, mask, keys, radius)
     # A trajectory ends at the completion of its last goal.
-    achieved = batch.get(keys.achieved)
-    achieved_mask = batch.get(keys.achieved_mask)
-    times = completion_times(instruction, achieved, achieved_mask, mask, radius=radius)
-    last_goal = (num_goals(instruction) - 1).clamp(min=0).unsqueeze(-1)
-    end = times.gather(1, last_goal)
+    last_goal = (num_goals(instruction) - 1).clamp(min=0)
+    end = times.gather(1, last_goal.unsqueeze(-1))
     is_complete = changed & (end < num_steps)
     real = mask & ~(is_complete & (step > end))
     length = int(real.sum(-1).max())
 
     # No transition leaves the last timestep.
-    cut_observations = mask & ~real
-    cut_transitions = mask & is_complete & (step >= end)
-    action = unravel_key(keys.action)
-
-    def clear(name: NestedKey, value: Tensor) -> Tensor:
-        is_transition = name == action or (isinstance(name, tuple) and name[0] == "next")
-        cut = cut_transitions if is_transition else cut_observations
-        return value.masked_fill(expand_as_right(cut[:, :length], value), 0)
-
-    out = batch[:, :length].named_apply(clear, nested_keys=True, batch_size=(len(batch), length))
+    cut_observations = (mask & ~real)[:, :length]
+    cut_transitions = (mask & is_complete & (step >= end))[:, :length]
+    out = _cleared(batch[:, :length], cut_observations, cut_transitions, keys)
 
     def put(key: NestedKey, new: Tensor, where: Tensor = changed) -> None:
         """Write an entry of the trajectories ``where``, if the batch holds it."""
@@ -157,12 +147,11 @@ def rewrite(
     arrived = _at(times, num_steps)
     finished = is_complete & (step == end - 1)
     active = (times.unsqueeze(1) <= step.unsqueeze(-1)).sum(-1)
-    goal = show(instruction.unsqueeze(1), active)
+    goal = show(instruction.unsqueeze(1), active).masked_fill(~real[..., None, None], 0)
     put(keys.mask, real)
-    put(keys.goal, goal.masked_fill(~real[..., None, None], 0))
+    put(keys.goal, goal)
     put(keys.prev_reward, arrived)
-    # The reward belongs to the step before arrival. Nothing arrives at timestep 0, so rolling it to
-    # the end does no harm.
+    # The reward belongs to the step before arrival. Nothing arrives at timestep 0.
     put(keys.reward, arrived.roll(-1, 1))
     put(keys.terminated, finished, is_complete)
     put(keys.success, finished)
@@ -171,6 +160,32 @@ def rewrite(
         done = done | out.get(keys.truncated).reshape(done.shape)
     put(keys.done, done)
     return out
+
+
+def _completion_times(
+    batch: TensorDictBase,
+    instruction: Tensor,
+    mask: Tensor,
+    keys: RelabelKeys,
+    radius: float | None,
+) -> Tensor:
+    achieved = batch.get(keys.achieved)
+    achieved_mask = batch.get(keys.achieved_mask)
+    return completion_times(instruction, achieved, achieved_mask, mask, radius=radius)
+
+
+def _cleared(
+    batch: TensorDictBase, cut_observations: Tensor, cut_transitions: Tensor, keys: RelabelKeys
+) -> TensorDictBase:
+    """Return a batch ``[B, L]`` with zeros where observations and transitions are cut off."""
+    action = unravel_key(keys.action)
+
+    def clear(name: NestedKey, value: Tensor) -> Tensor:
+        is_transition = name == action or (isinstance(name, tuple) and name[0] == "next")
+        cut = cut_transitions if is_transition else cut_observations
+        return value.masked_fill(expand_as_right(cut, value), 0)
+
+    return batch.named_apply(clear, nested_keys=True, batch_size=batch.shape)
 
 
 def _at(times: Tensor, num_steps: int) -> Tensor:

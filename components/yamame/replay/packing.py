@@ -42,14 +42,9 @@ def pack(rollout: TensorDictBase | Sequence[TensorDictBase], *, split: bool = Tr
 
     >>> observation = torch.arange(3.0)
     >>> done = torch.zeros(3, 1, dtype=torch.bool)
-    >>> rollout = TensorDict(
-    ...     {
-    ...         "observation": observation,
-    ...         "action": torch.ones(3),
-    ...         "next": {"observation": observation + 1, "reward": torch.ones(3, 1), "done": done},
-    ...     },
-    ...     batch_size=[3],
-    ... )
+    >>> arrival = {"observation": observation + 1, "reward": torch.ones(3, 1), "done": done}
+    >>> entries = {"observation": observation, "action": torch.ones(3), "next": arrival}
+    >>> rollout = TensorDict(entries, batch_size=[3])
     >>> pack(rollout)["observation"], pack(rollout)["action"]
     (tensor([[0., 1., 2., 3.]]), tensor([[1., 1., 1., 0.]]))
     """

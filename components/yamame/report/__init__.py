@@ -16,7 +16,7 @@ from yamame.report.export import write_report as write_report
 from yamame.report.groups import Group as Group
 from yamame.report.groups import Section as Section
 from yamame.report.groups import make_sections as make_sections
+from yamame.report.markdown import place_table as place_table
 from yamame.report.tables import check_pages as check_pages
-from yamame.report.tables import place_table as place_table
 from yamame.report.tables import write_tables as write_tables
 from yamame.tracking.history import RunReader as RunReader

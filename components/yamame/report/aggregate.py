@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from yamame.checks import require_choice
+from yamame.checks import require, require_choice
 from yamame.evaluation.intervals import Array, Interval, Method, Resampling, with_width
 
 Statistic = Literal["iqm", "mean", "median"]
@@ -170,7 +170,7 @@ def score_table(tasks: Sequence[str], scores: Sequence[float]) -> tuple[list[str
         Names of the columns, and the scores.
 
     Raises:
-        ValueError: Some tasks have more runs than others.
+        ArgumentError: Some tasks have more runs than others.
 
     >>> names, table = score_table(["maze", "corridor", "maze", "corridor"], [1.0, 2.0, 3.0, 4.0])
     >>> names, table.tolist()
@@ -180,10 +180,8 @@ def score_table(tasks: Sequence[str], scores: Sequence[float]) -> tuple[list[str
     for task, score in zip(tasks, scores, strict=True):
         columns.setdefault(task, []).append(score)
     counts = [len(column) for column in columns.values()]
-    if len(set(counts)) != 1:
-        raise ValueError(
-            f"score_table: every task must have as many runs, got {counts} of {', '.join(columns)}"
-        )
+    condition = f"have as many runs for each of {', '.join(columns)}"
+    require("score_table", "tasks", counts, len(set(counts)) == 1, condition)
     return list(columns), np.array(list(columns.values()), np.float64).T
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from yamame.checks import UsageError
+from yamame.checks import SettingError
 from yamame.evaluation.intervals import Method, Resampling
 from yamame.report.artifacts import Artifact, RunProblem, Video, read_diagnoses, read_video
 from yamame.report.estimates import (
@@ -213,7 +213,7 @@ def build_content(
     if metric is not None and logged and metric not in logged:
         # Not those of single trials: there may be hundreds.
         names = [name for name in sorted(logged) if "_trial_" not in name]
-        raise UsageError(f"metric: must be one of {', '.join(names)}, got {metric!r}")
+        raise SettingError("metric", metric, f"be one of {', '.join(names)}")
 
     resampling = resampling or Resampling()
     problems: list[RunProblem] = []

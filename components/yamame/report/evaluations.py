@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 from torch import Tensor
 
-from yamame.checks import UsageError
+from yamame.checks import at_key, require_setting
 from yamame.evaluation.intervals import Array, Resampling, with_width
 from yamame.report.aggregate import Statistic, aggregate, probability_of_improvement, score_table
 from yamame.report.figures import draw_attention, learning_curve
@@ -56,15 +56,14 @@ def check_tasks(runs: Sequence[str], against: Sequence[str] = ()) -> None:
     Raises:
         UsageError: Some tasks have more runs than others, or the groups have different tasks.
     """
-    try:
+    with at_key("", {"tasks": "run"}):
         tasks, _ = score_table(runs, [0.0] * len(runs))
-        if not against:
-            return
+    if not against:
+        return
+    with at_key("", {"tasks": "against"}):
         others, _ = score_table(against, [0.0] * len(against))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    if sorted(tasks) != sorted(others):
-        raise UsageError(f"run and against must have the same tasks, got {tasks} and {others}")
+    is_same = sorted(tasks) == sorted(others)
+    require_setting("against", others, is_same, f"have the same tasks as run, {tasks}")
 
 
 def compare(

@@ -18,7 +18,7 @@ from typing import get_args
 
 import pandas as pd
 
-from yamame.checks import UsageError
+from yamame.checks import SettingError, UsageError, at_source
 from yamame.files.atomic import atomic_writer
 from yamame.files.identity import is_a_setting, key_of
 from yamame.report.content import metric_of
@@ -27,6 +27,7 @@ from yamame.report.estimates import crossings, less_is_better
 from yamame.report.expected import Expected
 from yamame.report.groups import Group, Section
 from yamame.report.settings import Command, environment, identity, settings
+from yamame.system.messages import one_line
 from yamame.tracking.history import (
     AXIS_TAG,
     CHANGED_TAG,
@@ -154,17 +155,20 @@ def read_evidence(folder: Path) -> list[RunHistory]:
     """
     for name in (RUNS, EVALUATIONS):
         if not (folder / name).is_file():
-            raise UsageError(
-                f"evidence: must be a folder with {RUNS} and {EVALUATIONS}, got {folder}"
-            )
+            condition = f"be a folder with {RUNS} and {EVALUATIONS}"
+            raise SettingError("evidence", str(folder), condition)
     evaluations = _read_table(folder / EVALUATIONS, _EVALUATION_COLUMNS)
     by_run = dict(list(evaluations.groupby("run")))
     runs = []
     for row in _read_table(folder / RUNS, RUN_COLUMNS).to_dict("records"):
-        try:
-            runs.append(_history(row, by_run.get(row["run"], evaluations.iloc[:0])))
-        except ValueError as error:
-            raise UsageError(f"evidence: {folder / RUNS}, run {row['run']}: {error}") from error
+        own_evaluations = by_run.get(row["run"], evaluations.iloc[:0])
+        with at_source(f"{folder / RUNS}, run {row['run']}"):
+            try:
+                runs.append(_history(row, own_evaluations))
+            except UsageError:
+                raise
+            except ValueError as error:  # a cell that is no number or no date
+                raise UsageError(one_line(error), key="evidence") from error
     return sorted(runs, key=lambda run: (run.started_ms, run.run_id))
 
 
@@ -294,7 +298,8 @@ def _history(row: Mapping[str, str], evaluations: pd.DataFrame) -> RunHistory:
     """
     axes = get_args(Axis)
     if row["axis"] not in axes:
-        raise ValueError(f"axis must be one of {', '.join(axes)}, got {row['axis']!r}")
+        message = f"axis must be one of {', '.join(axes)}, got {row['axis']!r}"
+        raise UsageError(message, key="evidence")
     params = {
         "seed": row["seed"],
         "settings_id": row["settings_id"],
@@ -396,12 +401,11 @@ def _read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
             elif len(texts) == len(header):
                 rows.append(texts)
             else:
-                problem = f"must have {len(header)} cells, got {len(texts)}"
-                raise UsageError(f"evidence: {path}, line {reader.line_num}: {problem}")
+                message = f"{path}, line {reader.line_num}, must have {len(header)} cells"
+                raise UsageError(f"{message}, got {len(texts)}", key="evidence")
     if header[: len(columns)] != list(columns):
-        raise UsageError(
-            f"evidence: {path} must have the columns {', '.join(columns)}, got {', '.join(header)}"
-        )
+        message = f"{path} must have the columns {', '.join(columns)}, got {', '.join(header)}"
+        raise UsageError(message, key="evidence")
     return pd.DataFrame(rows, columns=header, dtype=object)
 
 

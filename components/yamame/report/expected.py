@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from yamame.checks import UsageError
+from yamame.checks import SettingError, UsageError, require_setting
 
 _FIELDS = ("metric", "interval", "source", "cost")
 
@@ -43,16 +43,16 @@ class Expected:
         if node is None:
             return None
         if not isinstance(node, Mapping):
-            raise UsageError(f"expected: must be null or have {', '.join(_FIELDS)}, got {node!r}")
+            raise SettingError("expected", node, f"be null or have {', '.join(_FIELDS)}")
         for name in node.keys() - set(_FIELDS):
-            raise UsageError(f"expected.{name}: expected has {', '.join(_FIELDS)}, not {name!r}")
+            message = f"expected has {', '.join(_FIELDS)}, not {name!r}"
+            raise UsageError(message, key=f"expected.{name}")
         metric = node.get("metric")
         if not isinstance(metric, str) or not metric or metric.startswith("eval/"):
-            raise UsageError(f"expected.metric: must name a metric without eval/, got {metric!r}")
+            raise SettingError("expected.metric", metric, "name a metric without eval/")
         texts = {name: node.get(name) or "" for name in ("source", "cost")}
         for name, text in texts.items():
-            if not isinstance(text, str):
-                raise UsageError(f"expected.{name}: must be text, got {text!r}")
+            require_setting(f"expected.{name}", text, isinstance(text, str), "be text")
         return cls(metric, _interval(node.get("interval")), **texts)
 
     @classmethod
@@ -88,15 +88,16 @@ class Expected:
 
 
 def _interval(ends: Any) -> tuple[float, float]:
-    problem = f"expected.interval: must be two ends in order, null for an open one, got {ends!r}"
+    condition = "be two ends in order, null for an open one"
+    problem = SettingError("expected.interval", ends, condition)
     if not isinstance(ends, list | tuple) or len(ends) != 2 or all(end is None for end in ends):
-        raise UsageError(problem)
+        raise problem
     for end in ends:
         # A boolean is an int to Python, but no end.
         if isinstance(end, bool) or not isinstance(end, int | float | None):
-            raise UsageError(problem)
+            raise problem
     low = -math.inf if ends[0] is None else float(ends[0])
     high = math.inf if ends[1] is None else float(ends[1])
     if not low <= high:  # also false for NaN
-        raise UsageError(problem)
+        raise problem
     return low, high

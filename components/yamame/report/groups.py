@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from yamame.checks import UsageError
+from yamame.checks import SettingError
 from yamame.evaluation.result import described
 from yamame.files.identity import is_one_of, makes_another_experiment
 from yamame.report.expected import Expected
@@ -263,7 +263,7 @@ def make_sections(
         sections.setdefault(group.section_key, []).append(group)
 
     if base is not None and not is_base_named:
-        raise UsageError(f"base: must match the name of a run that counts, got {base!r}")
+        raise SettingError("base", base, "match the name of a run that counts")
     return [_section(groups, base) for groups in sections.values()], left_out
 
 

@@ -64,12 +64,11 @@ class MarkedTable:
         unknown = given.keys() - set(_OPTIONS)
         if unknown:
             # A misspelt option would be ignored silently.
-            raise UsageError(
-                f"tables: a marker has options {', '.join(_OPTIONS)}, got {min(unknown)} in {page}"
-            )
+            message = f"a marker has options {', '.join(_OPTIONS)}, got {min(unknown)} in {page}"
+            raise UsageError(message, key="tables")
         seeds = given.get("seeds")
         if seeds is not None and not re.fullmatch(r"\d+(, *\d+)*", seeds):
-            raise UsageError(f"tables: seeds must be as 0,1,2, got {seeds} in {page}")
+            raise UsageError(f"seeds must be as 0,1,2, got {seeds} in {page}", key="tables")
 
         head, lines = _split_rows(page, table)
         recipe = _recipe_of(page, head)
@@ -78,7 +77,7 @@ class MarkedTable:
         rows = [_read_row(page, head, cells) for cells in lines]
         against = given.get("against", "")
         if against and against not in head:
-            raise UsageError(f"tables: against must name a column, got {against} in {page}")
+            raise UsageError(f"against must name a column, got {against} in {page}", key="tables")
         wanted = [] if seeds is None else re.split(", *", seeds)
         return cls(page, head, rows, recipe, wanted, against)
 
@@ -127,35 +126,27 @@ def read_page(page: Path) -> str:
         UsageError: The page does not exist, has no marked table, or its markers do not match.
     """
     if not page.is_file():
-        raise UsageError(
-            f"tables: {page} does not exist or is no file; name Markdown pages with marked tables"
-        )
+        remedy = "name Markdown pages with marked tables"
+        raise UsageError(f"{page} does not exist or is no file", key="tables", remedy=remedy)
     try:
         text = page.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"tables: {page} must be a Markdown page, got a file that is not UTF-8 text"
-        ) from error
+        message = f"{page} must be a Markdown page, got a file that is not UTF-8 text"
+        raise UsageError(message, key="tables") from error
     # A regular expression finds complete tables only: what it does not find would stay as it is.
     begins = text.count(_BEGIN)
     ends = text.count(_END)
     if not begins and not ends:
-        raise UsageError(
-            f"tables: {page} has no marked table; write one between '{_BEGIN} -->' and '{_END}'"
-        )
-    if begins > ends:
-        raise UsageError(
-            f"tables: {page} has {begins} '{_BEGIN} ... -->' but {ends} '{_END}'; end each table"
-        )
-    if ends > begins:
-        raise UsageError(
-            f"tables: {page} has {ends} '{_END}' but {begins} '{_BEGIN} ... -->'; begin each table"
-        )
+        remedy = f"write one between '{_BEGIN} -->' and '{_END}'"
+        raise UsageError(f"{page} has no marked table", key="tables", remedy=remedy)
+    if begins != ends:
+        message = f"{page} has {begins} '{_BEGIN} ... -->' and {ends} '{_END}'"
+        remedy = "end each table" if begins > ends else "begin each table"
+        raise UsageError(message, key="tables", remedy=remedy)
     if len(MARKED.findall(text)) != begins:
-        raise UsageError(
-            f"tables: {page} has a marker that is out of place; each table stands between a line "
-            f"'{_BEGIN} ... -->' and '{_END}'"
-        )
+        message = f"{page} has a marker that is out of place"
+        remedy = f"write each table between a line '{_BEGIN} ... -->' and '{_END}'"
+        raise UsageError(message, key="tables", remedy=remedy)
     return text
 
 
@@ -175,7 +166,7 @@ def place_table(page: Path, title: str, table: str, notes: str) -> None:
     # A function, because a text would be searched for references such as \1.
     placed, count = MARKED.subn(lambda match: table, text)
     if count != 1:
-        raise UsageError(f"page: must have one marked table, got {count} in {page}")
+        raise UsageError(f"{page} must have one marked table, it has {count}", key="page")
     page.parent.mkdir(parents=True, exist_ok=True)
     with atomic_writer(page) as file:
         file.write(placed.encode())
@@ -189,7 +180,8 @@ def _split_rows(page: Path, table: str) -> tuple[list[str], list[list[str]]]:
             lines.append(line.strip()[1:-1])  # without the outer bars
     if len(lines) > 1 and not re.fullmatch(r"[-:| ]+", lines[1]):
         rule = lines[1].strip()
-        raise UsageError(f"tables: a table must have a rule below its head, got {rule} in {page}")
+        message = f"a table must have a rule below its head, got {rule} in {page}"
+        raise UsageError(message, key="tables")
     cells = []
     for line in lines[:1] + lines[2:]:
         cells.append([cell.strip() for cell in _BAR.split(line)])
@@ -201,9 +193,8 @@ def _recipe_of(page: Path, head: Sequence[str]) -> str:
         match = _RECIPE.fullmatch(name)
         if match is not None:
             return match[1]
-    raise UsageError(
-        f"tables: a table must have a column `python recipes/<recipe>.py ...`, got {head} in {page}"
-    )
+    message = f"a table must have a column `python recipes/<recipe>.py ...`, got {head} in {page}"
+    raise UsageError(message, key="tables")
 
 
 def _check_columns(page: Path, head: Sequence[str], typed: Sequence[str]) -> None:
@@ -211,22 +202,23 @@ def _check_columns(page: Path, head: Sequence[str], typed: Sequence[str]) -> Non
     for name in head:
         if name not in known and not _RECIPE.fullmatch(name):
             columns = ", ".join(COLUMNS)
-            raise UsageError(
-                f"tables: a column must be typed or one of {columns}, got {name} in {page}"
-            )
+            message = f"a column must be typed or one of {columns}, got {name} in {page}"
+            raise UsageError(message, key="tables")
 
 
 def _read_row(page: Path, head: Sequence[str], cells: Sequence[str]) -> Cells:
     if len(cells) != len(head):
         line = " | ".join(cells)
-        raise UsageError(f"tables: a row must have {len(head)} cells, got {line} in {page}")
+        message = f"a row must have {len(head)} cells, got {line} in {page}"
+        raise UsageError(message, key="tables")
     row = dict(zip(head, cells, strict=True))
     command = command_of(row)
     try:
         shlex.split(command)
     except ValueError as error:
-        raise UsageError(f"tables: a command must be one, got {command} in {page}") from error
+        message = f"a command must be one, got {command} in {page}"
+        raise UsageError(message, key="tables") from error
     mark = row.get("mark", "")
     if not re.fullmatch(r"(-?\d+(\.\d+)?)?", mark):
-        raise UsageError(f"tables: a mark must be a number, got {mark} in {page}")
+        raise UsageError(f"a mark must be a number, got {mark} in {page}", key="tables")
     return row

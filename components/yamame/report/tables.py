@@ -1,6 +1,6 @@
 """Tables of Markdown pages with numbers from runs.
 
-Texts are typed, numbers are written by `write_tables`. The runs are those of a folder of evidence
+Texts are written by hand, numbers by `write_tables`. The runs are those of a folder of evidence
 (`yamame.report.evidence`), or of an MLflow store. A page marks a table, and its head names the
 columns:
 
@@ -12,21 +12,20 @@ columns:
 
     <!-- end of runs -->
 
-``task``, the command, ``metric`` and ``mark`` (of ``reached after``) are typed, and so are the
-columns in ``typed``. All other columns are those of `COLUMNS`; their cells are overwritten. The
-command finds the runs: those started with the same overrides, whatever their seed and name. Of
-several such groups the latest counts. ``seeds`` selects seeds. A row without runs has the text "to
-be measured" instead of numbers. A row that lacks some of the seeds is marked, such as "(2 of 3
-seeds)", in its seeds column or else in the first column that is written. ``against`` names a typed
-column of published numbers for the verdict, ``0.53`` or ``0.53 ± 0.01``. Another text in it, such
-as ``(0.53)``, is not compared.
+``task``, the command, ``metric``, ``mark`` (of ``reached after``) and the columns in ``typed`` are
+written by hand. All other columns are those of `COLUMNS`; their cells are overwritten. The command
+finds the runs: those started with the same overrides, whatever their seed and name. Of several such
+groups the latest is used. ``seeds`` selects seeds. A row without runs has the text "to be measured"
+instead of numbers. A row that lacks some of the seeds is marked, such as "(2 of 3 seeds)", in its
+seeds column or else in the first generated column. ``against`` names a column of published numbers
+for the verdict, ``0.53`` or ``0.53 ± 0.01``, written by hand. Any other text in it, such as
+``(0.53)``, is not compared.
 """
 
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from yamame.checks import UsageError
 from yamame.evaluation.intervals import Resampling
@@ -44,7 +43,6 @@ from yamame.report.markdown import (
     escaped,
     read_page,
 )
-from yamame.report.markdown import place_table as place_table
 
 
 def write_tables(
@@ -66,13 +64,14 @@ def write_tables(
     """
     # All pages are computed before the first is written, so that an error leaves all as they are.
     texts = {}
-    missing: list[str] = []
+    to_run: list[str] = []
     for page in pages:
-        texts[page] = _filled_page(page, sections, resampling, missing)
+        texts[page], commands = _fill_page(page, sections, resampling)
+        to_run += commands
     for page, text in texts.items():
         with atomic_writer(page) as file:
             file.write(text.encode())
-    return missing
+    return to_run
 
 
 def check_pages(pages: Sequence[Path]) -> None:
@@ -86,11 +85,12 @@ def check_pages(pages: Sequence[Path]) -> None:
             MarkedTable.read(page, options, table)
 
 
-def _filled_page(
-    page: Path, sections: Sequence[Section], resampling: Resampling, missing: list[str]
-) -> str:
-    """Return the text of a page with filled tables; commands to run are appended to ``missing``."""
+def _fill_page(
+    page: Path, sections: Sequence[Section], resampling: Resampling
+) -> tuple[str, list[str]]:
+    """Return the text of a page with filled tables, and a line for every command to run."""
     text = read_page(page)
+    commands = []
     parts = []
     end = 0
     was_run = False
@@ -100,59 +100,43 @@ def _filled_page(
         table = MarkedTable.read(page, options, body)
         rows = []
         for row in table.rows:
-            runs = _find_runs(sections, table, row)
+            runs = _find_runs(sections, table, row, resampling)
             was_run = was_run or runs is not None
             had_numbers = had_numbers or table.has_numbers(row)
-            missing += _commands_to_run(table, row, runs)
-            rows.append(row | _filled_cells(table, row, runs, resampling))
+            command = _command_to_run(table, row, runs)
+            if command is not None:
+                commands.append(f"{page}: {TO_BE_MEASURED}: {command}")
+            rows.append(row | _generate_cells(table, runs))
         parts.append(text[end : match.start()])
         parts.append(f"{marker}\n{table.to_markdown(rows)}\n\n{end_marker}")
         end = match.end()
     if had_numbers and not was_run:
         # An empty or a wrong store would erase all numbers.
-        raise UsageError(f"tables: no row of {page} was run, so its numbers would be lost")
-    return "".join(parts) + text[end:]
+        message = f"no row of {page} was run, so its numbers would be lost"
+        raise UsageError(message, key="tables")
+    return "".join(parts) + text[end:], commands
 
 
-class _FoundRuns(NamedTuple):
-    """The latest group of a command, the base of its section, and the section's metric."""
-
-    group: Group
-    base: Group
-    metric: str
-
-
-def _commands_to_run(table: MarkedTable, row: Cells, runs: _FoundRuns | None) -> list[str]:
-    """Return the command of a row if seeds of it are missing."""
+def _command_to_run(table: MarkedTable, row: Cells, runs: RowRuns | None) -> str | None:
+    """Return the command that runs the missing seeds of a row; None if all seeds were run."""
     command = f"python recipes/{table.recipe}.py {command_of(row)}"
     if runs is None:
-        return [f"{table.page}: {TO_BE_MEASURED}: {command}"]
+        return command
     existing = runs.group.seeds
     lacking = [seed for seed in table.seeds if seed not in existing]
     if not lacking:
-        return []
-    return [f"{table.page}: {TO_BE_MEASURED}: {command} seed={','.join(lacking)}"]
+        return None
+    return f"{command} seed={','.join(lacking)}"
 
 
-def _filled_cells(
-    table: MarkedTable, row: Cells, runs: _FoundRuns | None, resampling: Resampling
-) -> Cells:
-    """Return the cells of a row that are written."""
+def _generate_cells(table: MarkedTable, runs: RowRuns | None) -> Cells:
+    """Return the generated cells of a row."""
     if runs is None:
         return _empty_cells(table)
-    row_runs = RowRuns(
-        group=runs.group,
-        base=runs.base,
-        metric=row.get("metric", "").strip("`") or runs.metric,
-        mark=float(row["mark"]) if row.get("mark") else None,
-        resampling=resampling,
-        published=row.get(table.against, ""),
-        seeds=table.seeds,
-    )
     cells = {}
     for name in table.columns:
-        cells[name] = escaped(COLUMNS[name](row_runs))
-    lacking = lacking_seeds(row_runs, runs.group)
+        cells[name] = escaped(COLUMNS[name](runs))
+    lacking = lacking_seeds(runs, runs.group)
     if cells and lacking:
         noted = "seeds" if "seeds" in cells else table.columns[0]
         cells[noted] = f"{cells[noted]} ({lacking})".strip()
@@ -160,7 +144,7 @@ def _filled_cells(
 
 
 def _empty_cells(table: MarkedTable) -> Cells:
-    """Return the cells of a row without runs: its seeds, and a note as the first number."""
+    """Return the generated cells of a row without runs: seeds, and a note as the first number."""
     cells = dict.fromkeys(table.columns, "")
     for name in table.columns:
         if name != "seeds":
@@ -171,47 +155,53 @@ def _empty_cells(table: MarkedTable) -> Cells:
     return cells
 
 
-def _find_runs(sections: Sequence[Section], table: MarkedTable, row: Cells) -> _FoundRuns | None:
+def _find_runs(
+    sections: Sequence[Section], table: MarkedTable, row: Cells, resampling: Resampling
+) -> RowRuns | None:
     """Find the latest group that the command of a row has started."""
     wanted = _settings_of(shlex.split(command_of(row)))
-    section, group = None, None
+    found: list[tuple[Section, Group]] = []
     for candidate in sections:
-        found = _latest(candidate, wanted)
-        if found is None or found.recipe != table.recipe:
-            continue
-        if group is None or _last_start(found) > _last_start(group):
-            section, group = candidate, found
-    if section is None or group is None:
+        latest = _latest(candidate, wanted)
+        if latest is not None and latest.recipe == table.recipe:
+            found.append((candidate, latest))
+    if not found:
         return None
+    section, group = max(found, key=lambda pair: _last_start(pair[1]))
 
-    # The base may have been run again after its settings have changed: the later runs are those to
-    # compare with.
+    # The base may have been rerun with changed settings: compare with its latest group.
     base = section.base
     if base.commands:
         base = _latest(section, _settings_of(base.commands[0].words)) or base
     chosen = _with_seeds(group, table.seeds)
     if not chosen.runs:
         return None
-    # A group is its own base only as the same object, see compare_with_base.
-    chosen_base = chosen if group is base else _with_seeds(base, table.seeds)
-    return _FoundRuns(chosen, chosen_base, metric_of(section))
+    return RowRuns(
+        group=chosen,
+        # A group is its own base only as the same object, see compare_with_base.
+        base=chosen if group is base else _with_seeds(base, table.seeds),
+        metric=row.get("metric", "").strip("`") or metric_of(section),
+        mark=float(row["mark"]) if row.get("mark") else None,
+        resampling=resampling,
+        published=row.get(table.against, ""),
+        seeds=table.seeds,
+    )
 
 
 def _with_seeds(group: Group, seeds: Sequence[str]) -> Group:
     if not seeds:
-        return replace(group)
+        return group
     runs = [run for run in group.runs if run.seed in seeds]
     return replace(group, runs=tuple(runs))
 
 
 def _latest(section: Section, wanted: frozenset[str]) -> Group | None:
     """Return the group of a section that was last started with some overrides."""
-    latest = None
+    groups = []
     for group in section.groups:
-        is_wanted = any(_settings_of(command.words) == wanted for command in group.commands)
-        if is_wanted and (latest is None or _last_start(group) > _last_start(latest)):
-            latest = group
-    return latest
+        if any(_settings_of(command.words) == wanted for command in group.commands):
+            groups.append(group)
+    return max(groups, key=_last_start, default=None)
 
 
 def _last_start(group: Group) -> int:
@@ -223,7 +213,7 @@ def _settings_of(words: Sequence[str]) -> frozenset[str]:
     overrides = []
     for word in words:
         if "=" in word or word.startswith("~"):
-            # Hydra's sign for a new key does not change the setting.
+            # Hydra's `+` prefix, of a new key, does not change the setting.
             override = word.lstrip("+")
             if is_a_setting(key_of(override)):
                 overrides.append(override)

@@ -1,8 +1,7 @@
-"""Parts of a run that recipes build from a configuration, each by a function of its own.
+"""Functions that build the parts of a run, each from its section of the configuration.
 
-Each function builds what its section of the configuration describes, and adds what is known only at
-run time. `yamame.runs.checks` has the conditions that several settings, or a setting and the
-environment, must meet together.
+They add the arguments that are known only at run time. `yamame.runs.checks` has the conditions on
+several settings, or on settings and the environment.
 """
 
 import shutil
@@ -120,7 +119,7 @@ def build_agent(cfg: AnyConfig, env: EnvBase) -> InContextAgent:
 
     Raises:
         UsageError: A part has wrong arguments, the encoder has fewer positions than an episode has
-            steps, or it needs another device.
+            steps, or it needs a different device.
     """
     specs = env.observation_spec, env.full_action_spec["action"]
     loss = target_of(cfg.agent.loss)
@@ -149,7 +148,7 @@ def build_collector(
         given["make_env"] = partial(build_env, with_changes(cfg, {"device": device}))
         given["num_envs"] = distributed.shard(cfg.schedule.num_envs, "schedule.num_envs")
         given["seed"] = distributed.rank_seed(cfg.seed)
-        # Workers of a cluster at another address do not use this machine's cores.
+        # Workers of a cluster at a different address do not use this machine's cores.
         is_local = cfg.collector.get("address") is None
         share_threads(num_workers=cfg.collector.get("num_workers", 0) if is_local else 0)
     else:
@@ -319,7 +318,7 @@ def _build_relabelling(cfg: AnyConfig, env: EnvBase, resumed: Path | None) -> Tr
 
     held_out = getattr(env, "held_out_instructions", None)
     if held_out is not None and lacks_worlds(resumed, env):
-        # Without hashes of their worlds, held-out instructions cannot be told from others.
+        # Without hashes of their worlds, held-out instructions cannot be distinguished from others.
         if distributed.is_rank0():
             print_stderr(
                 f"{resumed}: trajectories of an earlier version, without world_hash: relabelling "

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from yamame.checks import UsageError
+from yamame.checks import SettingError
 from yamame.training.learner import Learner
 
 Row = dict[str, Any]
@@ -27,7 +27,8 @@ def bundle_file(path: Path) -> Path:
     if path.is_dir():
         file = max(path.glob("step-*.pt"), default=None)
     if file is None or not file.is_file():
-        raise UsageError(f"bundle: {path} must be a bundle, as runs write them to <run>/nonfinite")
+        condition = "be a bundle, as runs write them to <run>/nonfinite"
+        raise SettingError("bundle", str(path), condition)
     return file
 
 

@@ -80,15 +80,18 @@ class Callbacks:
         self.named = dict(named)
 
     def call(self, run: RunState, event: str, *arguments: Any) -> None:
-        """Call the method of an event of every callback, in order."""
+        """Call the method of an event of every callback, in order, up to the first error."""
         for callback in self.named.values():
             method = getattr(callback, event)
             method(run, *arguments)
 
     def call_all(self, run: RunState, event: str) -> None:
-        """Call the method of an event of every callback, then raise the first error."""
+        """Call the method of an event of every callback, even if one raises an error.
+
+        For the end of a run, at which every callback must release its resources.
+        """
         with ExitStack() as stack:
-            # An exit stack calls the last one first, and all of them whatever one raises.
+            # An exit stack calls the last one first, and the others even if one raises.
             for callback in reversed(self.named.values()):
                 stack.callback(getattr(callback, event), run)
 
@@ -119,7 +122,7 @@ class Tracking(Callback):
             "mlflow.note.content": f"    {command()}\n\nin `{folder}`",
             FOLDER_TAG: folder,
         }
-        # A resumed run may have another budget. MLflow's parameters cannot change, its tags can.
+        # Tags, because the budget of a resumed run may change, and MLflow's parameters cannot.
         for key, value in flatten({"budget": run.config["budget"]}).items():
             tags[key] = str(value)
         started = run.tracker.start(run.path, name=run.name, params=flatten(run.config), tags=tags)

@@ -1,4 +1,4 @@
-"""Conditions that settings must meet together, or together with the environment.
+"""Conditions on several settings, or on settings and the environment.
 
 Conditions on one argument stand in the signature of its constructor (`yamame.checks`).
 """
@@ -50,7 +50,7 @@ def check_lengths(cfg: AnyConfig, env: EnvBase) -> None:
     if allowed is not None and learns_online:
         # Below 1, updates_per_step first adds up to a whole update.
         least = schedule.learning_starts + math.ceil(1 / schedule.updates_per_step)
-        condition = f"be at least {least}, where the first update is made"
+        condition = f"be at least {least}, the step of the first update"
         require_setting("budget.env_steps", allowed, allowed >= least, condition)
 
     steps = longest_episode(env)
@@ -70,7 +70,7 @@ def check_encoder(cfg: AnyConfig, encoder: TrajectoryEncoder, env: EnvBase) -> N
     """Check the positions of an encoder against the longest episode, and its device.
 
     Raises:
-        UsageError: The encoder has fewer positions, or needs another device.
+        UsageError: The encoder has fewer positions, or needs a different device.
     """
     name = type(encoder).__name__
     steps = longest_episode(env)
@@ -120,14 +120,14 @@ def check_no_relabelling(cfg: AnyConfig, env: EnvBase) -> None:
 
 
 def check_no_held_out_relabelling(cfg: AnyConfig) -> None:
-    """Check that a class without ``held_out`` does not relabel where instructions are held out.
+    """Check that a class without ``held_out`` does not relabel if instructions are held out.
 
     Raises:
         SettingError: The class of ``relabel`` would use held-out instructions.
     """
     name = target_of(cfg.relabel).__name__
     condition = "take held_out, as the split of env holds instructions out from relabelling"
-    remedy = "set relabel=none, or another split of env"
+    remedy = "set relabel=none, or a different split of env"
     require_setting("relabel", name, not relabels(cfg), condition, remedy=remedy)
 
 
@@ -155,7 +155,7 @@ def check_replay_folder(path: Path, *, owner: str, resume: bool) -> None:
 
     Raises:
         UsageError: A resumed run's folder is missing, or a new run's folder holds trajectories of
-            another run.
+            a different run.
     """
     exists = path.is_dir()
     if resume and not exists:
@@ -171,6 +171,6 @@ def check_replay_folder(path: Path, *, owner: str, resume: bool) -> None:
         raise UsageError(
             f"{path} must be new, it holds trajectories that this run has not collected",
             key="run.name",
-            remedy="give the run another name, and learn from them with "
+            remedy="give the run a different name, and learn from them with "
             f"data=runs data.path={path}",
         )

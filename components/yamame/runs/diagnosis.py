@@ -9,7 +9,7 @@ diagnosis       result
                 (`yamame.evaluation.diagnosis.recall_density`)
 ``wiped``       loss of return if memory is wiped at every attempt of an episode
 ``observable``  gain of an agent that was trained in the fully observable environment
-``probes``      R2 of hidden variables read from the context, and from the present timestep alone
+``probes``      R2 of hidden variables read from the context, and only from the present timestep
 ==============  ====================================================================================
 """
 
@@ -24,13 +24,14 @@ from torch import Tensor
 from yamame.checks import SettingError, UsageError, at_source, require_setting
 from yamame.cli.nodes import plain, target_of
 from yamame.cli.validation import parameters_of
-from yamame.evaluation import EvaluationResult, evaluate
+from yamame.evaluation import EvaluationResult
 from yamame.evaluation.diagnosis import RecallCurve, probe, recall_density, record_episodes
 from yamame.evaluation.diagnosis.episodes import contexts_of
 from yamame.evaluation.intervals import clustered_mean_interval
 from yamame.evaluation.needed_memory import Mean
 from yamame.files.atomic import write_json
 from yamame.report.memory import FILE
+from yamame.runs.playing import RunEvaluator
 from yamame.runs.trained import Trained
 from yamame.system.messages import OutsideError, print_stderr
 from yamame.tracking.record import RUN_FILE, open_run
@@ -40,55 +41,29 @@ Numbers = dict[str, Any]
 
 @dataclass(frozen=True)
 class DiagnosedRun:
-    """A run to diagnose, and how it is evaluated.
+    """A run to diagnose.
 
     Attributes:
-        trained: The run.
-        gamma_index: Index of the policy that acts.
-        setting: Settings of its evaluation: ``num_envs``, ``num_episodes``, ``greedy``,
-            ``max_steps``, ``seed``.
+        run: The run, with the settings of its evaluation.
         observable_run: Run that was trained with ``env.observable=true``, or None.
         most_steps: Largest number of timesteps of an episode that are replaced.
         confidence: Level of the intervals, in (0, 1).
     """
 
-    trained: Trained
-    gamma_index: int
-    setting: dict[str, Any]
+    run: RunEvaluator
     observable_run: Trained | None = None
     most_steps: int = 256
     confidence: float = 0.95
 
     @property
-    def num_envs(self) -> int:
-        """Number of environments in the batch."""
-        num_episodes = self.setting["num_episodes"]
-        return min(self.setting["num_envs"] or num_episodes, num_episodes)
-
-    @property
     def recording(self) -> dict[str, Any]:
         """Arguments of `record_episodes`."""
         return {
-            "gamma_index": self.gamma_index,
-            "greedy": self.setting["greedy"],
-            "max_steps": self.setting["max_steps"],
-            "seed": self.setting["seed"],
+            "gamma_index": self.run.gamma_index,
+            "greedy": self.run.settings.greedy,
+            "max_steps": self.run.settings.max_steps,
+            "seed": self.run.settings.seed,
         }
-
-    def evaluate(self, trained: Trained, gamma_index: int, **more: Any) -> EvaluationResult:
-        """Evaluate a run on the held-out tasks."""
-        seed = self.setting["seed"]
-        with closing(trained.build_env(num_envs=self.num_envs, seed=seed)) as env:
-            policy = trained.build_agent(env).policy(gamma_index=gamma_index)
-            return evaluate(
-                policy,
-                env,
-                num_episodes=self.setting["num_episodes"],
-                greedy=self.setting["greedy"],
-                max_steps=self.setting["max_steps"],
-                seed=seed,
-                **more,
-            )
 
 
 def select_diagnoses(names: Sequence[str]) -> list[str]:
@@ -106,26 +81,28 @@ def select_diagnoses(names: Sequence[str]) -> list[str]:
     return [name for name in DIAGNOSES if name in names or "all" in names]
 
 
-def diagnose(
-    names: Sequence[str], subject: DiagnosedRun, *, all_of_them: bool
-) -> dict[str, Numbers]:
-    """Run diagnoses.
+def diagnose(names: Sequence[str], subject: DiagnosedRun) -> dict[str, Numbers]:
+    """Run diagnoses, and store the results with the run.
 
     Args:
-        names: Names from `select_diagnoses`.
+        names: Names of diagnoses. With ``all``, those that the run does not allow are left out, and
+            the reason is stored.
         subject: The run.
-        all_of_them: Whether to leave out, with the reason, a diagnosis that the run does not allow.
-            Otherwise it raises an error.
+
+    Raises:
+        UsageError: A name is unknown, or the run does not allow a diagnosis that was named.
     """
     found: dict[str, Numbers] = {}
-    for name in names:
+    for name in select_diagnoses(names):
         try:
             with at_source(f"diagnose={name}"):
                 found[name] = DIAGNOSES[name](subject)
         except UsageError as error:
-            if not all_of_them:
+            if "all" not in names:
                 raise
             found[name] = {"left_out": error.describe()}
+    if found:
+        store_diagnosis(subject.run.trained, found)
     return found
 
 
@@ -147,15 +124,13 @@ def store_diagnosis(trained: Trained, found: Mapping[str, Numbers]) -> None:
 
 def recall(subject: DiagnosedRun) -> Numbers:
     """Return the recall density of all decisions, and of the last ones of episodes."""
-    seed = subject.setting["seed"]
-    with closing(subject.trained.build_env(num_envs=subject.num_envs, seed=seed)) as env:
-        agent = subject.trained.build_agent(env)
+    with subject.run.build() as (agent, env):
         episodes = record_episodes(agent, env, **subject.recording)
     # Timesteps are replaced by those of other episodes.
     require_setting("num_envs", len(episodes), len(episodes) >= 2, "be at least 2")
 
     every, last = recall_density(
-        agent, episodes, gamma_index=subject.gamma_index, most_steps=subject.most_steps
+        agent, episodes, gamma_index=subject.run.gamma_index, most_steps=subject.most_steps
     )
     return {"all": _curve_numbers(every), "last": _curve_numbers(last)}
 
@@ -173,8 +148,8 @@ def _curve_numbers(curve: RecallCurve) -> Numbers:
 def wiped(subject: DiagnosedRun) -> Numbers:
     """Return the return of every attempt, with memory kept and wiped between attempts."""
     # The same seed gives the same tasks, so that returns can be subtracted per task.
-    kept = subject.evaluate(subject.trained, subject.gamma_index)
-    lost = subject.evaluate(subject.trained, subject.gamma_index, memory_wiped="trials")
+    kept = subject.run.evaluate()
+    lost = subject.run.evaluate(memory_reset="every_trial")
     if kept.common_trials().shape[1] < 2:
         raise UsageError("the environment must have several attempts per episode, it has one")
 
@@ -188,19 +163,20 @@ def wiped(subject: DiagnosedRun) -> Numbers:
 
 
 def observable(subject: DiagnosedRun) -> Numbers:
-    """Return the gain of an agent that was trained where nothing is hidden, on the same tasks.
+    """Return the gain of an agent that was trained with nothing hidden, on the same tasks.
 
     The gain is the observability gap of "POPGym Arcade" (arXiv 2503.01450).
     """
-    task = _observable(subject.trained).task
+    task = _observable(subject.run.trained).task
     other = subject.observable_run
     if other is None:
         condition = "name a run that was trained with env.observable=true"
         raise SettingError("diagnose_twin", None, condition)
     require_setting("diagnose_twin", other.task, other.task == task, f"be a run of {task}")
 
-    hidden = subject.evaluate(subject.trained, subject.gamma_index)
-    seen = subject.evaluate(other, -1)  # with the discount factor that acts by default
+    hidden = subject.run.evaluate()
+    # With the discount factor that acts by default.
+    seen = RunEvaluator(other, subject.run.settings).evaluate()
     found: Numbers = {"twin": other.source}
     metrics = (
         ("return", hidden.returns, seen.returns),
@@ -232,13 +208,10 @@ def probes(subject: DiagnosedRun) -> Numbers:
     The agent acts on its usual observations in the observable environment, which also writes the
     variables that are hidden from it.
     """
-    options = {"num_envs": subject.num_envs, "seed": subject.setting["seed"]}
-    revealing = _observable(subject.trained)
-    with (
-        closing(subject.trained.build_env(**options)) as env,
-        closing(revealing.build_env(**options)) as revealing_env,
-    ):
-        agent = subject.trained.build_agent(env)
+    run = subject.run
+    options = {"num_envs": run.settings.batch_size, "seed": run.settings.seed}
+    revealing = _observable(run.trained)
+    with run.build() as (agent, _), closing(revealing.build_env(**options)) as revealing_env:
         episodes = record_episodes(agent, revealing_env, **subject.recording)
 
     mask = episodes["mask"].squeeze(-1)

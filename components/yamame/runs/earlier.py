@@ -28,11 +28,11 @@ def complete_env(config: Mapping[str, Any], known: Collection[str]) -> dict[str,
     return env
 
 
-def write_out_split(cfg: Any) -> Any:
+def with_default_split(cfg: Any) -> Any:
     """Return a configuration in which ``env.split_by`` is given, by default that of the class.
 
     A saved configuration without it would be read as one of an earlier version, whose default was
-    another.
+    different.
     """
     parameter = parameters_of(target_of(cfg.env)).get("split_by")
     if parameter is None or "split_by" in cfg.env:

@@ -9,6 +9,7 @@ from yamame import distributed
 from yamame.agent import InContextPolicy
 from yamame.cli.sections import AnyConfig
 from yamame.evaluation import EvaluationResult, evaluate, render_video
+from yamame.evaluation.held_out import MemoryReset
 from yamame.evaluation.result import concatenate
 from yamame.runs.build import build_env
 from yamame.system import signals
@@ -29,7 +30,7 @@ def held_out_env(cfg: AnyConfig) -> EnvBase:
 
 
 def play_held_out(
-    cfg: AnyConfig, policy: InContextPolicy, env: EnvBase, *, memory_wiped: bool = False
+    cfg: AnyConfig, policy: InContextPolicy, env: EnvBase, *, memory_reset: MemoryReset = "never"
 ) -> EvaluationResult:
     """Evaluate one complete episode of every held-out task; each rank takes a share of them."""
     evaluation = cfg.evaluation
@@ -42,7 +43,7 @@ def play_held_out(
             num_episodes=distributed.shard(evaluation.num_episodes, "evaluation.num_episodes"),
             greedy=evaluation.greedy,
             max_steps=evaluation.max_steps,
-            memory_wiped=memory_wiped,
+            memory_reset=memory_reset,
             seed=distributed.rank_seed(evaluation.seed),
         )
     return concatenate(distributed.all_gather(result))

@@ -7,7 +7,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import Compose, EnvBase
 
 from yamame.agent import InContextAgent
-from yamame.checks import UsageError
+from yamame.checks import SettingError, require_setting
 from yamame.cli.nodes import plain
 from yamame.cli.sections import AnyConfig
 from yamame.replay import TrialSubsampling
@@ -29,10 +29,9 @@ def longer_episodes(cfg: AnyConfig) -> DictConfig:
     elif "time_limit" in config["env"]:
         config["env"]["time_limit"] = horizon
     else:
-        raise UsageError(
-            "source.horizon: this environment takes no time_limit; set trials=repeated, or "
-            f"source.env to settings that make its episodes longer, got {horizon}"
-        )
+        condition = "be the length of an episode, but this environment takes no time_limit"
+        remedy = "set trials=repeated, or source.env to settings that make its episodes longer"
+        raise SettingError("source.horizon", horizon, condition, remedy=remedy)
     return OmegaConf.create(config)
 
 
@@ -54,12 +53,10 @@ def build_history_transform(
     steps = _num_steps(held_out)
     history_steps = _num_steps(env)
     limit = agent.trajectory_encoder.context_length
-    if limit is not None and limit <= steps:
-        raise UsageError(f"context_length: must exceed the episode, {steps} steps, got {limit}")
-    if history_steps < steps:
-        raise UsageError(
-            f"source.horizon: must be at least the episode, {steps} steps, got {history_steps}"
-        )
+    remembers = limit is None or limit > steps
+    require_setting("context_length", limit, remembers, f"exceed the episode, {steps} steps")
+    condition = f"be at least the episode, {steps} steps"
+    require_setting("source.horizon", history_steps, history_steps >= steps, condition)
 
     num_envs = cfg.schedule.num_envs
     steps_per_round = history_steps * num_envs
@@ -67,8 +64,8 @@ def build_history_transform(
     # A history has one timestep more than steps: the one after the last step.
     num_timesteps = num_rounds * num_envs * (history_steps + 1)
     capacity = cfg.replay.capacity
-    if capacity < num_timesteps:
-        raise UsageError(f"replay.capacity: must hold {num_timesteps} timesteps, got {capacity}")
+    condition = f"hold {num_timesteps} timesteps"
+    require_setting("replay.capacity", capacity, capacity >= num_timesteps, condition)
     subsampling = TrialSubsampling(cfg.source.subsample, length=steps)
     return Compose(subsampling, *build_packing(cfg, steps))
 

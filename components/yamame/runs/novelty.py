@@ -39,9 +39,9 @@ def what_is_new(
     """Describe in a few words what is new in the tasks of an evaluation.
 
     The text is the attribute ``novelty`` of the environment, such as ``"new mazes"``
-    (`yamame_envs.ContextEnv`), if training uses another side of its ``split`` with the same
-    ``split_by``, and all other settings are the same. Otherwise the settings that differ (another
-    size, more goals) are named: what is new in such tasks depends on the environment.
+    (`yamame_envs.ContextEnv`), if training uses a different side of its ``split`` with the
+    same ``split_by``, and all other settings are the same. Otherwise the settings that differ (a
+    different size, more goals) are named: what is new in such tasks depends on the environment.
 
     Args:
         cfg: Composed configuration; ``evaluation.env`` changes its environment in evaluations.
@@ -83,7 +83,7 @@ def _evaluated_env(cfg: AnyConfig) -> dict[str, Any]:
 
 
 def _is_apart(cfg: AnyConfig, trained: Mapping[str, Any]) -> bool:
-    """Return whether evaluations use another side of the split than training.
+    """Return whether evaluations and training use different sides of the split.
 
     An environment without a split has no tasks in common.
     """
@@ -152,7 +152,7 @@ def lacks_worlds(replay: Path | None, env: EnvBase) -> bool:
 
 
 def warn_other_splits(cfg: AnyConfig) -> None:
-    """Warn of data of runs with another split, if evaluations are described as new tasks."""
+    """Warn of data of runs with a different split, if evaluations are described as new tasks."""
     own = plain(cfg.env)
     is_same = not _changed_settings(cfg, "env", own, _evaluated_env(cfg))
     if not (is_same and _is_apart(cfg, own)) or not distributed.is_rank0():
@@ -167,7 +167,7 @@ def warn_other_splits(cfg: AnyConfig) -> None:
 
 
 def other_splits(cfg: AnyConfig) -> list[str]:
-    """Describe the runs of ``data=runs`` whose split of the same environment is another one."""
+    """Describe the runs of ``data=runs`` whose split of the same environment differs."""
     env = plain(cfg.env)
     parameters = parameters_of(target_of(cfg.env))
     others = []

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from yamame.agent import InContextAgent
-from yamame.checks import UsageError
+from yamame.checks import at_source, require_setting
 from yamame.cli.sections import AnyConfig
 from yamame.evaluation import EvaluationResult, evaluate, play_episode
 from yamame.evaluation.held_out import Policy
@@ -50,7 +50,7 @@ class EvaluationSettings:
         """
         settings = {}
         for name in cls.__dataclass_fields__:
-            # 0 and False are values, so None alone keeps the run's own.
+            # 0 and False are values, so only None keeps the run's own.
             change = None if changes is None else changes.get(name)
             settings[name] = config.evaluation[name] if change is None else change
         return cls(**settings)
@@ -65,7 +65,7 @@ class EvaluationSettings:
 
         Args:
             policy, env: As for `yamame.evaluation.evaluate`.
-            **options: Further arguments of `yamame.evaluation.evaluate`, as ``memory_wiped``.
+            **options: Further arguments of `yamame.evaluation.evaluate`, such as ``memory_reset``.
         """
         return evaluate(
             policy,
@@ -111,8 +111,8 @@ class RunEvaluator:
             return cls(trained, settings, trained.gamma_index(options["gamma"]))
         count = len(trained.gammas)
         index = -1 if options["gamma_index"] is None else options["gamma_index"]
-        if not -count <= index < count:
-            raise UsageError(f"gamma_index must be in {-count}..{count - 1}, got {index}")
+        condition = f"be in {-count}..{count - 1}"
+        require_setting("gamma_index", index, -count <= index < count, condition)
         return cls(trained, settings, index % count)
 
     @property
@@ -158,15 +158,17 @@ class RunEvaluator:
         """
         with self.build(num_envs=1) as (agent, _):  # one env is cheap and has the same shapes
             encoder = agent.trajectory_encoder
-        if draws_attention and not isinstance(encoder, TransformerEncoder):
-            found = f"{self.trained.source} has a {type(encoder).__name__}"
-            raise UsageError(f"attention=true needs a TransformerEncoder, {found}")
+        can_draw = isinstance(encoder, TransformerEncoder)
+        name = type(encoder).__name__
+        condition = f"be false, because the encoder is a {name} and no TransformerEncoder"
+        with at_source(self.trained.source):
+            require_setting("attention", True, can_draw or not draws_attention, condition)
 
     def evaluate(self, **options: Any) -> EvaluationResult:
         """Evaluate the agent.
 
         Args:
-            **options: Further arguments of `yamame.evaluation.evaluate`, as ``memory_wiped``.
+            **options: Further arguments of `yamame.evaluation.evaluate`, such as ``memory_reset``.
         """
         with self.build() as (agent, env):
             policy = agent.policy(gamma_index=self.gamma_index)

@@ -34,7 +34,7 @@ class _Reading:
     """Seconds that the learner has waited for the collector."""
 
     def speeds_since(self, former: "_Reading") -> "_Speeds":
-        """Return the speeds since another moment."""
+        """Return the speeds since an earlier reading."""
         elapsed = self.time_s - former.time_s
         return _Speeds(
             env_steps=(self.env_steps - former.env_steps) / elapsed,
@@ -192,7 +192,7 @@ def describe_run(run: RunState) -> str:
 
 def _recent(run: RunState) -> str:
     """Format the mean outcome of recent episodes, and their number while it is below `RECENT`."""
-    name = run.progress.outcome_is
+    name = run.progress.outcome_name
     episodes = len(run.progress.outcomes)
     # The first episodes to end are the shortest, often the successful ones: their mean would be too
     # high until about every environment has ended one.

@@ -11,7 +11,7 @@ from yamame.files.atomic import read_json
 from yamame.files.checkpoint import LoadedCheckpoint
 from yamame.files.identity import compare_config, differing, leaves_what_was_done
 from yamame.files.run_directory import RunDirectory, SharedDirectory
-from yamame.runs import outcome
+from yamame.runs import results
 from yamame.runs.state import RunState
 from yamame.system.signals import exit_if_received
 
@@ -41,11 +41,11 @@ def can_resume(run: RunState, *, unless_done: bool) -> bool:
         unless_done: Whether to raise `AlreadyDone` if nothing is left to do.
 
     Raises:
-        UsageError: The run is finished and its checkpoints are missing, or its configuration is
-            another one.
-        AlreadyDone: The run is finished, and its configuration asks for no more.
+        UsageError: The run is finished and its checkpoints are missing, or its configuration
+            differs.
+        AlreadyDone: The run is finished, and its configuration requires nothing further.
     """
-    summary = outcome.read_summary(run)
+    summary = results.read_summary(run)
     is_finished = summary.get("status") == "FINISHED"
     if run.checkpoints.last is None:
         if is_finished:
@@ -88,6 +88,6 @@ def restore(run: RunState) -> LoadedCheckpoint:
 
 
 def _forget_stop(run: RunState, saved: Mapping[str, Any]) -> None:
-    """Let a run that was stopped before the end of its budget continue with another budget."""
+    """Let a run that was stopped before the end of its budget continue with a different budget."""
     if saved["budget"] != run.config["budget"]:
         run.progress.stopped = None

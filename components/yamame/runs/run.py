@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from torch import Tensor
 from torchrl.envs import EnvBase
@@ -22,16 +22,16 @@ from yamame.evaluation import EvaluationResult
 from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
 from yamame.files.run_directory import RunDirectory
 from yamame.report.expected import Expected
-from yamame.runs import machine, outcome, resuming
+from yamame.runs import machine, results, resuming
 from yamame.runs.build import build_callbacks
 from yamame.runs.callbacks import Callback, Callbacks
-from yamame.runs.earlier import write_out_split
+from yamame.runs.earlier import with_default_split
 from yamame.runs.held_out import play_held_out, score
 from yamame.runs.novelty import what_is_new
 from yamame.runs.state import RunState
 from yamame.system import signals
 from yamame.system.budget import Budget
-from yamame.system.messages import OutsideError, print_stderr
+from yamame.system.messages import OutsideError, one_line, print_stderr
 from yamame.tracking.costs import CostMeter
 from yamame.tracking.summary import run_status
 from yamame.training import GlobalRNGState
@@ -40,6 +40,13 @@ from yamame.training.progress import Progress
 
 _PER_RANK = ("collector", "replay", "rng")
 """Components whose state differs between the ranks of torchrun."""
+
+
+class _Evaluation(NamedTuple):
+    """An evaluation, and the environment steps and updates at which it was made."""
+
+    counts: tuple[int, int]
+    result: EvaluationResult
 
 
 class Run(RunState):
@@ -59,8 +66,8 @@ class Run(RunState):
     raised as a `UsageError`. From then on ``summary.json`` and the tracker have the status of the
     run, however it ends.
 
-    A signal to end the run (`yamame.system.signals`) takes effect in `begin`, `ended`,
-    `end_if_asked` and evaluations.
+    A session is the part of a run in one process. A signal to end it (`yamame.system.signals`)
+    takes effect in `begin`, `ended`, `exit_if_received` and evaluations.
 
     Args:
         cfg: Composed configuration of a recipe.
@@ -69,9 +76,10 @@ class Run(RunState):
             configuration.
 
     Raises:
-        UsageError: A setting is wrong. On entering, `RunDirectory.open` or `compare_config` raise
-            it, or the checkpoints of a finished run are missing.
-        AlreadyDone: On entering, with ``resume=auto``, if nothing is left to do.
+        UsageError: A setting is wrong; on entering, the directory cannot be opened, the
+            configuration differs from that of the run to resume, or the checkpoints of a finished
+            run are missing.
+        AlreadyDone: On entering, with ``resume=auto``, nothing is left to do.
     """
 
     directory: RunDirectory
@@ -86,12 +94,12 @@ class Run(RunState):
         unit: Literal["env_steps", "updates"] = "env_steps",
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        self.costs = CostMeter(is_part=is_part())
-        cfg = write_out_split(cfg)  # before the configuration is copied and saved
+        self.costs = CostMeter(is_part=is_part())  # first, because it measures from here on
+        cfg = with_default_split(cfg)  # before the configuration is copied and saved
         self.cfg = cfg
         self.config = plain(cfg)
         if distributed.world_size() > 1:
-            # A run must be resumed with as many processes.
+            # Saved, because a run must be resumed with the same number of processes.
             self.config["processes"] = distributed.world_size()
         machine.check_machine(cfg)
         self.name = run_name(cfg)
@@ -99,7 +107,9 @@ class Run(RunState):
         self.extra = {}
         self.exits = ExitStack()
 
-        Expected.from_config(self.config["expected"])  # checked now, read by the report
+        # Only a check: the report reads the expectation after the run, and a mistake in it must
+        # not cost a run.
+        Expected.from_config(self.config["expected"])
         with at_key("budget"):
             self.budget = Budget(**self.config["budget"])
         self.progress = Progress(unit)
@@ -110,7 +120,7 @@ class Run(RunState):
                 self.path, max_refused=cfg.schedule.max_refused, config=self.config, tell=warn
             )
         self.tracker = instantiate(cfg.logger)
-        # Callbacks print and write files, which one process must do alone.
+        # Callbacks print and write files, which only one process may do.
         is_rank0 = distributed.is_rank0()
         self.callbacks = build_callbacks(cfg, callbacks) if is_rank0 else Callbacks({})
         self.checkpoints = Checkpointer(
@@ -118,16 +128,16 @@ class Run(RunState):
         )
         self.resumed = False
         self.objective = None
-        # Environment steps and updates at the last checkpoint, and at the last evaluation.
+        # Environment steps and updates at the last checkpoint.
         self._saved: tuple[int, int] | None = None
-        self._evaluated: tuple[tuple[int, int], EvaluationResult] | None = None
+        self._last_evaluation: _Evaluation | None = None
 
     def __enter__(self) -> Self:
         mode = resume_mode(self.cfg)
-        with ExitStack() as entered:
-            entered.enter_context(signals.handling(at_once=False))
+        with ExitStack() as claim:
+            claim.enter_context(signals.handling(at_once=False))
             self.directory = resuming.open_directory(self, mode)
-            entered.callback(self.directory.close)
+            claim.callback(self.directory.close)
             if self.directory.resumed:
                 is_auto = mode == "auto"
                 self.resumed = distributed.on_rank0(
@@ -135,8 +145,9 @@ class Run(RunState):
                 )
             if self.resumed:
                 mark_resumed()
-            # Closed at the end of the run: the directory first, then the handling of signals.
-            self._entered = entered.pop_all()
+            # Closed after `exits`, at the end of the run: the directory first, then the handling of
+            # signals.
+            self._claim = claim.pop_all()
         return self
 
     def closing(self, env: EnvBase) -> EnvBase:
@@ -163,7 +174,7 @@ class Run(RunState):
             held_out: Environment of the held-out tasks.
             on_saved: Called when a checkpoint is on disk.
         """
-        self.end_if_asked()  # building the parts may have taken minutes
+        self.exit_if_received()  # building the parts may have taken minutes
         self.policy = policy
         self.held_out = held_out
         self.on_saved = on_saved
@@ -172,16 +183,17 @@ class Run(RunState):
         self.components = self._all_components(components)
         self.guard.kept = {"agent": components["agent"]}
 
-        before = None
+        checkpoint = None
         if self.resumed:
-            before = resuming.restore(self)
+            checkpoint = resuming.restore(self)
             self._saved = self._counts
         if not self.progress.outcomes:  # no episode has ended yet
             has_success = "success" in held_out.observation_spec.keys()
-            self.progress.outcome_is = "success" if has_success else "return"
+            self.progress.outcome_name = "success" if has_success else "return"
 
-        distributed.on_rank0(lambda: self._open(before))
-        self.directory.begin()
+        distributed.on_rank0(lambda: self._write_run_files(checkpoint))
+        if not distributed.is_rank0():
+            self.directory.begin()
         self.budget.start()  # building the parts is not part of the time
         if self.progress.evaluating:  # the former session ended during an evaluation
             self.evaluate_and_save()
@@ -195,26 +207,26 @@ class Run(RunState):
             "costs": self.costs,
             "rng": GlobalRNGState(),
             "guard": self.guard,
-            **outcome.facts(self.held_out),
+            **results.facts(self.held_out),
         }
         if distributed.world_size() > 1:
             for name in _PER_RANK:
                 components[name] = distributed.PerRank(components[name])
         return components
 
-    def _open(self, before: LoadedCheckpoint | None) -> None:
-        """Write the files of the session, and call ``on_begin``."""
-        if before is None:
+    def _write_run_files(self, checkpoint: LoadedCheckpoint | None) -> None:
+        """Begin the directory, write the files of this session, and call ``on_begin``."""
+        if checkpoint is None:
             self.directory.begin()
-            outcome.write_config(self)
+            results.write_config(self)
         self.callbacks.load_state_dict(self.progress.callbacks)
         self.callbacks.call(self, "on_begin")
-        # A resumed run's files change last: until here, an error leaves them as they were.
-        self.directory.begin()
-        if before is not None:
-            outcome.write_config(self)
-            outcome.reopen_summary(self)
-            outcome.warn_changes(self, before)
+        if checkpoint is not None:
+            # A resumed run's files change last: until here, an error leaves them as they were.
+            self.directory.begin()
+            results.write_config(self)
+            results.reopen_summary(self)
+            results.warn_changes(self, checkpoint)
         (self.path / "error.txt").unlink(missing_ok=True)
 
     @property
@@ -225,27 +237,32 @@ class Run(RunState):
     def ended(self) -> bool:
         """Return whether the budget is spent.
 
-        Call it where a checkpoint may be written: a run that was asked to end does so here.
+        Call it where a checkpoint may be written: a signal ends the run here.
         """
-        self.end_if_asked()
+        self.exit_if_received()
         return self._is_spent_on_any_rank()
 
     def is_last(self) -> bool:
-        """Return whether the next update is the last one of the run or of the session."""
-        spent = self.is_spent(env_steps=0, updates=self.progress.updates + 1)
-        may_end = distributed.any_rank(spent or signals.received() is not None)
-        if not may_end:
+        """Return whether the next update is the last one of the run or of this session."""
+        # Without the environment steps: they change only in `collect`, and an iteration whose steps
+        # have spent the budget still makes all its updates.
+        is_spent = self.is_spent(env_steps=0, updates=self.progress.updates + 1)
+        is_signalled = signals.received() is not None
+        # Every branch depends only on `any_rank`, so all ranks make the same collective calls.
+        if not distributed.any_rank(is_spent or is_signalled):
             return False
-        # A run whose budget is spent makes all updates of its last iteration now, whatever signal
-        # it has received: no resumed run would make them.
-        return distributed.any_rank(spent) or not self._is_spent_on_any_rank()
+        if distributed.any_rank(is_spent):
+            return True
+        # A signal was received. It ends the session after this update, except in the last iteration
+        # of a run, because no resumed run would make the other updates.
+        return not self._is_spent_on_any_rank()
 
     def _is_spent_on_any_rank(self) -> bool:
         env_steps, updates = self._counts
         return distributed.any_rank(self.is_spent(env_steps=env_steps, updates=updates))
 
-    def end_if_asked(self) -> None:
-        """End the run if a signal has asked for it, after saving a checkpoint of this state.
+    def exit_if_received(self) -> None:
+        """End the run if a signal was received, after saving a checkpoint of this state.
 
         Raises:
             Terminated: A signal was received.
@@ -255,10 +272,13 @@ class Run(RunState):
                 self.save()
             raise signals.Terminated
 
+    end_if_asked = exit_if_received
+    """Former name, removed in the next version."""
+
     def end_within_iteration(self) -> None:
-        """End the run if a signal has asked for it and a resumed run would finish the iteration."""
+        """Call `exit_if_received` if a resumed run would finish the present iteration."""
         if not self._is_spent_on_any_rank():
-            self.end_if_asked()
+            self.exit_if_received()
 
     def count(self, episodes: Episodes) -> Episodes:
         """Count the collected steps and episodes of all ranks, and return them."""
@@ -305,8 +325,10 @@ class Run(RunState):
         return metrics
 
     def log(self, metrics: Mapping[str, float], *, step: int | None = None) -> None:
-        """Log metrics, at the present step unless another is given."""
-        self.callbacks.call(self, "on_log", metrics, self.progress.step if step is None else step)
+        """Log metrics, at the present step unless a different one is given."""
+        if step is None:
+            step = self.progress.step
+        self.callbacks.call(self, "on_log", metrics, step)
 
     def evaluate_and_save(self) -> None:
         """Evaluate, and write a checkpoint, if their intervals have passed."""
@@ -326,14 +348,14 @@ class Run(RunState):
         The same agent is evaluated once: a second call returns the same result.
         """
         now = self._counts
-        if self._evaluated is not None and self._evaluated[0] == now:
-            return self._evaluated[1]
+        if self._last_evaluation is not None and self._last_evaluation.counts == now:
+            return self._last_evaluation.result
         self.callbacks.call(self, "on_evaluating")
         try:
             result = play_held_out(self.cfg, self.policy, self.held_out)
         except signals.Terminated:
             # The checkpoint notes that an evaluation is due; the resumed run makes it.
-            self.end_if_asked()
+            self.exit_if_received()
             raise
 
         progress = self.progress
@@ -341,7 +363,7 @@ class Run(RunState):
         # A resumed run may evaluate a checkpoint that was evaluated before.
         if not progress.curve or progress.curve[-1][progress.unit] < progress.step:
             progress.curve.append({progress.unit: progress.step, **summary})
-        self._evaluated = now, result
+        self._last_evaluation = _Evaluation(now, result)
         self.callbacks.call(self, "on_evaluate", result)
         return result
 
@@ -358,7 +380,7 @@ class Run(RunState):
         self.callbacks.call(self, "on_save")
         self.progress.callbacks = self.callbacks.state_dict()
         step = self.progress.step
-        self.progress.saved_at = step
+        self.progress.saved_at = step  # before the state is taken: a checkpoint holds its own step
         metric = None if result is None else score(result)
 
         # All ranks take part in the state of a component that differs between them.
@@ -374,14 +396,14 @@ class Run(RunState):
         """Evaluate, save and log the artifacts; return the score."""
         result = self.evaluate()
         self.save(result)
-        distributed.on_rank0(lambda: outcome.log_artifacts(self))
+        distributed.on_rank0(lambda: results.log_artifacts(self))
         self.objective = score(result)
         return self.objective
 
     @property
     def summary(self) -> dict[str, Any]:
         """Content of ``summary.json``; empty before the end of the run."""
-        return outcome.read_summary(self)
+        return results.read_summary(self)
 
     def __exit__(
         self,
@@ -389,30 +411,47 @@ class Run(RunState):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        status = run_status(error)
         if isinstance(error, signals.Terminated):
             self._report_signal(error)
+        # Each step is made even if the one before it raises. Otherwise this process would keep the
+        # claim on the directory and the handling of signals.
         try:
-            # Closes the tracker first, then environments.
-            self.exits.__exit__(kind, error, trace)
+            self._close_and_summarize(kind, error, trace)
+        finally:
+            try:
+                self._claim.close()
+            finally:
+                if self.directory.begun:
+                    self.callbacks.call_all(self, "on_end")
+        if self.directory.begun or isinstance(error, UsageError):
+            return
+        if isinstance(error, ValueError):  # a mistake, of a class that does not use yamame.checks
+            raise UsageError(one_line(error)) from error
+
+    def _close_and_summarize(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the tracker and the environments, then write ``summary.json``."""
+        status = run_status(error)
+        try:
+            self.exits.__exit__(kind, error, trace)  # the tracker first, then environments
         except BaseException as raised:
-            status = run_status(raised)
-            # An error while closing after a failed disk or simulator is not the cause.
-            is_follow_up = isinstance(error, OSError | OutsideError)
-            if not (is_follow_up and isinstance(raised, Exception)):
+            # After a failed disk or simulator, a further error while closing is a consequence: it
+            # replaces neither the original error nor its status.
+            is_cause_known = isinstance(error, OSError | OutsideError)
+            if not (is_cause_known and isinstance(raised, Exception)):
+                status = run_status(raised)
                 raise
         finally:
             if self.directory.begun and distributed.is_rank0():
-                # After an error, the disk may be full; the error itself is what users must see.
-                with contextlib.suppress(*([] if error is None else [OSError])):
-                    outcome.write_traceback(self, error)
-                    outcome.write_summary(self, status)
-            self._entered.close()
-            if self.directory.begun:
-                self.callbacks.call_all(self, "on_end")
-        is_mistake = isinstance(error, ValueError) and not self.directory.begun
-        if is_mistake and not isinstance(error, UsageError):
-            raise UsageError(str(error)) from error
+                results.write_traceback(self, error)
+                # The disk may be full, which must not hide an earlier error.
+                hidden = contextlib.nullcontext() if error is None else contextlib.suppress(OSError)
+                with hidden:
+                    results.write_summary(self, status)
 
     def _report_signal(self, error: signals.Terminated) -> None:
         """Print which signal has ended the run, once."""
@@ -421,4 +460,4 @@ class Run(RunState):
         error.reported = True
         if distributed.is_rank0():
             saved = f"{self.checkpoints.last} is saved"
-            print_stderr(f"{error.signal.name}: {saved}; resume=true goes on from there")
+            print_stderr(f"{error.signal.name}: {saved}; resume=true continues from it")

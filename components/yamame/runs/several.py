@@ -9,7 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from torch import Tensor
 
-from yamame.checks import UsageError
+from yamame.checks import SettingError
 from yamame.cli.jobs import parts_of_one
 from yamame.cli.names import file_name
 from yamame.files.identity import is_one_of, key_of, makes_another_name
@@ -62,14 +62,14 @@ def group_folder(run: DictConfig, overrides: Sequence[str], *, prefix: str) -> P
     """
     name = str(run.name or "")
     if "/" in name or name.startswith("."):
-        raise UsageError(f"run.name: must be the name of a folder, got {name}")
+        raise SettingError("run.name", name, "be the name of a folder")
     if name:
         return Path(run.root) / name
 
     named = []
     for text in overrides:
         key = key_of(text)
-        # A run may go on with another budget under its name, but compared runs have one in common.
+        # A run may continue with a different budget under its name, but compared runs share one.
         if makes_another_name(key) or is_one_of(key, ("budget", "evaluation", "callbacks")):
             named.append(text)
     return Path(run.root) / file_name([prefix, *sorted(named)])
@@ -92,7 +92,7 @@ class TimeSlice(Callback):
             self._end = time.monotonic() + 60 * minutes
 
     def on_begin(self, run: RunState) -> None:
-        """Note where the run begins in this slice."""
+        """Store the state of the run at its beginning in this slice."""
         self.run = run
         self._begin = time.monotonic()
         self._updates_before = run.progress.updates

@@ -71,7 +71,7 @@ class RunState(ABC):
 
     @abstractmethod
     def log(self, metrics: Mapping[str, float], *, step: int | None = None) -> None:
-        """Log metrics, at the present step unless another is given."""
+        """Log metrics, at the present step unless a different one is given."""
 
     def stop(self, reason: str) -> None:
         """End the run after this iteration, as if its budget were spent.
@@ -84,9 +84,13 @@ class RunState(ABC):
         self.progress.stopped = reason
 
     def is_spent(self, *, env_steps: int, updates: int) -> bool:
-        """Return whether so many steps or updates reach the budget; False except on rank 0.
+        """Return whether the budget is spent after these steps and updates; False except on rank 0.
 
         The clock of rank 0 decides for all, because clocks differ.
+
+        Args:
+            env_steps: Number of environment steps; 0 to disregard their limit.
+            updates: Number of updates.
         """
         if not distributed.is_rank0():
             return False

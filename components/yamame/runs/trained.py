@@ -138,7 +138,7 @@ def load_trained(
     """
     given, weights, step = _read(source, checkpoint, tracking_uri)
     _check_config(source, given, prefixes_of(trust))
-    # Every path in the configuration of a stranger is dropped before anything is built.
+    # Every path in the configuration of a downloaded run is dropped before anything is built.
     config = dict(without_foreign_weights(given))
     config["device"] = check_device(device)
     config["trust"] = list(trust)  # from the caller, never from the file

@@ -65,6 +65,15 @@ def one_line(error: BaseException, longest: int = 300) -> str:
     return f"{text[:half]} ... {text[-half:]}"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of an error; its type stands for an empty message.
+
+    The further lines of PyTorch's errors are a trace of C++ code, OmegaConf's repeat the key.
+    """
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def print_stderr(line: object) -> None:
     """Print a line on the standard error, apart from results."""
     print(line, file=sys.stderr)

@@ -37,22 +37,16 @@ def make_timestep_encoder(
 ) -> MLPTimestepEncoder:
     """Build an `MLPTimestepEncoder` with an encoder for each image, grid and token input.
 
-    Images of at least `MIN_IMAGE_SIZE` rows and columns get the chosen image encoder, smaller ones
-    a `GridCNN`, and tokens a `TokenEncoder`.
+    Images with fewer than `MIN_IMAGE_SIZE` rows or columns get a `GridCNN`.
 
     Args:
         inputs: Shape and kind of each input key, in order; see `yamame.timestep.inputs_from_spec`.
         goal_encoder: Embeds the instruction. Without one the goal is not read.
-        image_encoder: ``"impala"`` (`ImpalaCNN`) or ``"nature"`` (`NatureCNN`, a tenth of the
-            computation).
-        channel_axis: Position of the channels in all images and token grids; see
-            `yamame.timestep.ImageShape`.
+        image_encoder: `ImpalaCNN`, or `NatureCNN` with a tenth of the computation.
+        channel_axis: Position of channels in images and token grids; see `ImageShape`.
         max_images: Largest number of images that are encoded at once; see `ImageEncoder`.
         embedding_size: Size of the embedding of each image and token input.
-        hidden_size: As for `MLPTimestepEncoder`.
-        out_size: As for `MLPTimestepEncoder`.
-        num_layers: As for `MLPTimestepEncoder`.
-        normalize: As for `MLPTimestepEncoder`.
+        hidden_size, out_size, num_layers, normalize: As for `MLPTimestepEncoder`.
 
     Raises:
         ArgumentError: An argument is out of its range, or the shape of an input fits no encoder.

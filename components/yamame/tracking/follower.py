@@ -1,25 +1,27 @@
 """Reading a growing file of JSON lines in batches, from an offset on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from yamame.system.messages import print_stderr
 from yamame.tracking.log import MetricRecord, as_record, is_plain_file, parse_line
 
 POINTS_PER_BATCH = 1000
-_MOST_NUMBERS_PRINTED = 20
 
 
 @dataclass
 class Batch:
-    """Lines to send in one request: either consecutive metrics, or a single other entry.
+    """Lines to send in one request: either consecutive metrics, or a single entry of another kind.
+
+    One class for both, because the offset moves over either in the same way. Damaged lines count
+    to the batch in which they were found.
 
     Attributes:
-        end: Offset behind the lines.
+        end: Offset of the first byte after the lines.
         records: Metrics, at most `POINTS_PER_BATCH` points unless a single record has more.
-        entry: The other entry.
-        damaged: Offsets of damaged lines among them.
+        entry: The entry that is no metrics, None if the lines are metrics.
+        damaged: Offsets of damaged lines in the batch.
     """
 
     end: int
@@ -41,13 +43,13 @@ class Follower:
 
     Args:
         path: The file; it may not exist yet.
-        offset: Bytes that were read before. A shorter file is another one and is read from its
+        offset: Bytes that were read before. A shorter file is a different one and is read from its
             beginning.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
-        # The file may have been restored from an older copy, or come from a stranger.
+        # The file may have been restored from an older copy, or be part of a downloaded run.
         size = path.stat().st_size if is_plain_file(path) else 0
         self.offset = offset if 0 <= offset <= size else 0
 
@@ -88,16 +90,14 @@ class Follower:
         return batch
 
     def advance(self, batch: Batch) -> None:
-        """Move the offset behind a batch, and print the numbers of its damaged lines."""
-        # A person looks for a line by its number, which is counted only now, as damage is rare.
-        if batch.damaged:
-            numbers = self._line_numbers(batch.damaged)
-            shown = ", ".join(map(str, numbers[:_MOST_NUMBERS_PRINTED]))
-            print_stderr(f"{self.path}: damaged, and not sent: line {shown}")
+        """Move the offset past a batch."""
         self.offset = batch.end
 
     def count_waiting(self) -> int:
-        """Count points of metrics and other entries behind the offset."""
+        """Count points of metrics and other entries after the offset.
+
+        The rest of the file is read and parsed.
+        """
         reader = Follower(self.path, self.offset)
         waiting = 0
         while (batch := reader.read_batch()) is not None:
@@ -105,12 +105,17 @@ class Follower:
             reader.offset = batch.end
         return waiting
 
-    def _line_numbers(self, offsets: list[int]) -> list[int]:
+    def line_numbers(self, offsets: Sequence[int]) -> list[int]:
+        """Return the numbers, from 1, of the lines at increasing offsets.
+
+        The file is read up to the last of them.
+        """
+        wanted = set(offsets)
         numbers = []
         with self.path.open("rb") as file:
             position = 0
             for number, line in enumerate(file, 1):
-                if position in offsets:
+                if position in wanted:
                     numbers.append(number)
                 position += len(line)
                 if position > offsets[-1]:

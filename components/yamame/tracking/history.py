@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from yamame.checks import UsageError
+from yamame.checks import SettingError, UsageError, require_setting
 from yamame.system.messages import one_line
 from yamame.tracking.mlflow_store import absolute_uri, connect, database_of
 from yamame.tracking.pages import run_address
@@ -115,29 +115,28 @@ class RunReader:
         entry = client.get_experiment_by_name(experiment)
         if entry is None:
             known = ", ".join(sorted(entry.name for entry in client.search_experiments()))
-            raise UsageError(
-                f"store.experiment: must be one of {known} in {tracking_uri}, got {experiment}"
-            )
+            condition = f"be one of {known} in {tracking_uri}"
+            raise SettingError("store.experiment", experiment, condition)
         return cls(client, entry.experiment_id)
 
     def read(self, wanted: Sequence[str] | str | None = None) -> list[RunHistory]:
         """Return the runs, oldest first, without the parent runs of sweeps.
 
         Args:
-            wanted: Names, patterns of names (``*``, ``?``) or ids, or a single one; None selects all.
+            wanted: Names, patterns of names (``*``, ``?``) or ids, or a single one; None for all.
 
         Raises:
             UsageError: There is no run, ``wanted`` is empty, or an entry matches no run.
         """
         patterns = [wanted] if isinstance(wanted, str) else ["*"] if wanted is None else wanted
         if not patterns:
-            raise UsageError("runs: must name at least one run, or be null for all, got []")
+            raise SettingError("runs", patterns, "name at least one run, or be null for all")
         runs = [run for run in self._search() if run.data.params]
         if not runs:
-            raise UsageError("runs: the experiment has no run yet")
+            raise UsageError("the experiment has no run yet", key="runs")
         for pattern in patterns:
-            if not any(_matches(run, pattern) for run in runs):
-                raise UsageError(f"runs: an entry must match a run by name or id, got {pattern!r}")
+            is_found = any(_matches(run, pattern) for run in runs)
+            require_setting("runs", pattern, is_found, "match a run by name or id")
         runs = [run for run in runs if any(_matches(run, pattern) for pattern in patterns)]
         return [
             self._history(run) for run in sorted(runs, key=lambda run: run.info.start_time or 0)
@@ -271,8 +270,9 @@ def download_artifacts(tracking_uri: str, run_id: str, folder: str, target: Path
         )
         return [Path(client.download_artifacts(run_id, name, str(target))) for name in names]
     except MlflowException as error:
-        store, reason = absolute_uri(tracking_uri), str(error).splitlines()[0]
-        raise UsageError(f"{problem} no run in the MLflow store {store}: {reason}") from error
+        store = absolute_uri(tracking_uri)
+        message = f"{problem} no run in the MLflow store {store}: {one_line(error)}"
+        raise UsageError(message) from error
 
 
 def _connect_to_existing(tracking_uri: str, problem: str) -> "MlflowClient":

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from yamame.checks import UsageError
 
@@ -37,22 +37,26 @@ class MetricRecord:
 class JsonLines:
     """File of JSON objects, one per line, that only grows.
 
-    A last line without an end, which a killed process left, is removed when the file is opened.
+    A last line without an end, which a killed process left, is removed when the file is opened. Not
+    thread-safe: a file must have only one writer.
 
     Args:
         path: The file; created if missing.
 
     Raises:
-        UsageError: ``path`` is a link, or no file.
+        UsageError: ``path`` is a link or not a regular file.
     """
 
     def __init__(self, path: Path) -> None:
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise UsageError(f"{path} must be a file, not a link, pipe or directory; remove it")
+            message = f"{path} must be a file, not a link, pipe or directory"
+            raise UsageError(message, remedy="remove it")
         self.path = path
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        # A link that was made since the check makes this fail instead of leading elsewhere.
+        flags |= os.O_NOFOLLOW
         self._file = os.open(path, flags, 0o644)
-        size = path.stat().st_size
+        size = os.fstat(self._file).st_size
         complete = _end_of_last_line(path)
         if complete < size:
             os.truncate(self._file, complete)
@@ -61,9 +65,10 @@ class JsonLines:
         """Append an object. It survives the process, and after `flush` a power failure.
 
         Raises:
-            OSError: The disk does not take the line. The file is as before.
+            OSError: The line cannot be written, as on a full disk. The file is unchanged.
         """
-        # NaN and infinities become NaN and Infinity: no strict JSON, but Python and pandas read it.
+        # NaN and infinities become NaN and Infinity: not strict JSON, but Python and pandas read
+        # it.
         line = json.dumps(entry).encode() + b"\n"
         size = os.fstat(self._file).st_size
         try:
@@ -72,6 +77,7 @@ class JsonLines:
             if written != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         except OSError as error:
+            # Remove the partial line, or the next append would be glued to it.
             os.truncate(self._file, size)
             error.filename = error.filename or str(self.path)
             raise
@@ -88,13 +94,14 @@ class JsonLines:
 
 
 def is_plain_file(path: Path) -> bool:
-    """Return whether a path is a file and no link, which a stranger's run could lead elsewhere."""
+    """Return whether a path is a regular file and not a symbolic link."""
+    # Links are rejected: a downloaded run could point outside of its directory.
     return path.is_file() and not path.is_symlink()
 
 
 def _end_of_last_line(path: Path) -> int:
     """Return the size of a file without a last line that has no end."""
-    # From the end, as the log of a long run has hundreds of megabytes.
+    # From the end, because the log of a long run has hundreds of megabytes.
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -126,26 +133,31 @@ def as_record(entry: Mapping[str, Any]) -> MetricRecord | None:
     metrics = entry.get("metrics")
     step = entry.get("step")
     seconds = entry.get("time")
-    if "ms" in entry and isinstance(entry["ms"], int | float):
+    if "ms" in entry and _is_number(entry["ms"]):
         seconds = entry["ms"] / 1000
 
     if not isinstance(metrics, dict) or not metrics:
         return None
-    # Not by isinstance, for which True is a step.
-    if type(step) is not int or not isinstance(seconds, int | float):
+    # Not by isinstance, for which True is an int.
+    if type(step) is not int or not _is_number(seconds):
         return None
     for value in metrics.values():
-        if not isinstance(value, int | float):
+        if not _is_number(value):
             return None
     return MetricRecord(step, seconds, metrics)
 
 
-def read_metrics(directory: Path) -> Iterator[MetricRecord]:
-    """Read the log of a run directory, while the run goes on or later.
+def _is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value of JSON is a number; True and False, which Python counts, are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
-    The steps of a metric increase: as in MLflow, the first value of a step counts, and what a run
-    that continued from an earlier checkpoint logged again is dropped. Damaged lines, and a last
-    line that is still being written, are skipped.
+
+def read_metrics(directory: Path) -> Iterator[MetricRecord]:
+    """Read the log of a run directory, during the run or after it.
+
+    The steps of a metric increase: as in MLflow, the first value of a step is used, and values that
+    a run logged again after it continued from an earlier checkpoint are dropped. Damaged lines, and
+    a last line that is still being written, are skipped.
 
     Args:
         directory: The run directory. One without a log yields nothing.

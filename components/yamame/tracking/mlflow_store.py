@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
-from yamame.checks import UsageError
+from yamame.checks import SettingError, UsageError
 from yamame.files.atomic import TEMPORARY_SUFFIX, is_left_behind
 from yamame.files.run_directory import check_folder
 from yamame.system.garbage import collection_paused
@@ -365,13 +365,9 @@ def _answering(tracking_uri: str) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:  # MLflow raises errors of databases, drivers and servers
-        problem = (
-            "tracking_uri: must be a store that MLflow can use, "
-            f"got {tracking_uri}: {one_line(error)}"
-        )
-        if _is_locked(error):
-            problem += "; another process is writing there, try again"
-        raise NoAnswerError(problem) from error
+        message = f"must be a store that MLflow can use, got {tracking_uri}: {one_line(error)}"
+        remedy = "try again, another process is writing there" if _is_locked(error) else None
+        raise NoAnswerError(message, key="tracking_uri", remedy=remedy) from error
 
 
 def _is_locked(error: BaseException | None) -> bool:
@@ -415,10 +411,9 @@ def _find_experiment(client: "MlflowClient", tracking_uri: str, name: str) -> st
         return None
     if experiment.lifecycle_stage == "deleted":
         restore = f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
-        raise UsageError(
-            f"logger.experiment: must not be deleted, but {name} is in {tracking_uri}; "
-            f"restore it there with {restore}, or choose another"
-        )
+        condition = f"not be deleted, but it is in {tracking_uri}"
+        remedy = f"restore it there with {restore}, or choose another"
+        raise SettingError("logger.experiment", name, condition, remedy=remedy)
     return str(experiment.experiment_id)
 
 

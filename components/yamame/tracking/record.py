@@ -88,7 +88,8 @@ def _stores(directory: Path, record: Mapping[str, str], tracking_uri: str | None
         if tracking_uri not in (None, recorded):
             raise UsageError(
                 f"MLflowTracker: the run is recorded in {recorded}, the store given is "
-                f"{tracking_uri}; if it is yours, set MLFLOW_TRACKING_URI={recorded}"
+                f"{tracking_uri}",
+                remedy=f"if it is yours, set MLFLOW_TRACKING_URI={recorded}",
             )
         return [recorded]
 
@@ -108,7 +109,7 @@ def _stores(directory: Path, record: Mapping[str, str], tracking_uri: str | None
     if not existing:
         places = " or ".join(map(str, dict.fromkeys(candidates)))
         raise UsageError(
-            f"MLflowTracker: the store of the run must exist, found none at {places}; "
-            f"bring it back, or delete {directory / RUN_FILE} to continue in a new MLflow run"
+            f"MLflowTracker: the store of the run must exist, found none at {places}",
+            remedy=f"restore it, or delete {directory / RUN_FILE} to continue in a new MLflow run",
         )
     return existing

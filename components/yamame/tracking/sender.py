@@ -31,6 +31,7 @@ OFFSETS_FILE = "mlflow.sent.json"
 _SHORTEST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 30.0
 _SILENT_FAILURE_S = 1.0
+_MOST_NUMBERS_PRINTED = 20
 
 
 class Sender:
@@ -168,7 +169,7 @@ class Sender:
             self._send(self._metrics, batch)
 
     def _send(self, follower: Follower, batch: Batch) -> None:
-        """Send a batch and move the offset of its file behind it."""
+        """Send a batch and move the offset of its file past it."""
         if batch.num_points:
             # Only now, so that a run without anything to send needs no store.
             if self.run is None:
@@ -182,6 +183,8 @@ class Sender:
             # Another process may send the rest already, from the offsets in the file.
             if self.stopped:
                 return
+            if batch.damaged:
+                _report_damage(follower, batch)
             follower.advance(batch)
             self.sent += batch.num_points
             self._write_offsets()
@@ -232,6 +235,17 @@ def _read_offsets(directory: Path) -> tuple[str | None, dict[str, int]]:
         return run_uuid, {}
     offsets = {name: value for name, value in noted.items() if isinstance(value, int)}
     return run_uuid, offsets
+
+
+def _report_damage(follower: Follower, batch: Batch) -> None:
+    """Print the numbers of the damaged lines in a batch."""
+    # Counted only now and not while reading, because damage is rare.
+    numbers = follower.line_numbers(batch.damaged)
+    shown = ", ".join(map(str, numbers[:_MOST_NUMBERS_PRINTED]))
+    num_hidden = len(numbers) - _MOST_NUMBERS_PRINTED
+    if num_hidden > 0:
+        shown += f" and {num_hidden} more"
+    print_stderr(f"{follower.path}: damaged, and not sent: line {shown}")
 
 
 def _is_status(batch: Batch) -> bool:

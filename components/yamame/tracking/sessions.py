@@ -66,6 +66,7 @@ def _read_sessions(path: Path) -> list[dict[str, str]]:
     sessions = read_json(path).get("sessions")
     if not isinstance(sessions, list) or not all(isinstance(each, dict) for each in sessions):
         raise UsageError(
-            f"{path} must hold a list of sessions, got {type(sessions).__name__}; delete the file"
+            f"{path} must hold a list of sessions, got {type(sessions).__name__}",
+            remedy="delete the file",
         )
     return sessions

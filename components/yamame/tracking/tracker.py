@@ -178,33 +178,15 @@ class MLflowTracker(Tracker):
             UsageError: The recorded run is not in its store, or the store takes no new one.
         """
         directory = Path(directory).absolute()
-        tracking_uri = absolute_uri(self.tracking_uri)
         made_by = _made_by()
         present = {**made_by, **(tags or {})}
         parent = os.environ.get(PARENT_VARIABLE)
         if parent:
             present.setdefault("mlflow.parentRunId", parent)
 
-        # The intent stands on disk before the run is created, so that the run is found by its
-        # number if the process dies in between.
-        is_recorded = (directory / RUN_FILE).exists()
-        resumed = is_recorded and "run_id" in read_record(directory)
-        if not is_recorded:
-            intent = {
-                "tracking_uri": tracking_uri,
-                "experiment": self.experiment,
-                "run_uuid": uuid.uuid4().hex,
-            }
-            write_record(directory, intent)
-
-        run = None
-        try:
-            run = open_run(directory, tracking_uri=tracking_uri)
-        except NoAnswerError:
-            # Only a new run needs its store now; a continued one is sent later.
-            if "run_id" not in read_record(directory):
-                raise
-
+        tracking_uri = absolute_uri(self.tracking_uri)
+        resumed = self._record_intent(directory, tracking_uri)
+        run = _open_recorded(directory, tracking_uri)
         changed = note_session(directory, made_by, params, resumed=resumed)
         if changed:
             present[CHANGED_TAG] = changed
@@ -239,6 +221,22 @@ class MLflowTracker(Tracker):
                 is_sent = True
         sender.start(at_once=not is_sent)
         return self
+
+    def _record_intent(self, directory: Path, tracking_uri: str) -> bool:
+        """Record where the run will be created; return whether it was created before.
+
+        The intent stands on disk before the run is created, so that the run is found by its number
+        if the process dies in between.
+        """
+        if (directory / RUN_FILE).exists():
+            return "run_id" in read_record(directory)
+        intent = {
+            "tracking_uri": tracking_uri,
+            "experiment": self.experiment,
+            "run_uuid": uuid.uuid4().hex,
+        }
+        write_record(directory, intent)
+        return False
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         """See `Tracker.log`."""
@@ -361,9 +359,21 @@ def send_rest(directory: Path) -> int:
 def _existing(run: MLflowRun | None, directory: Path) -> MLflowRun:
     if run is None:
         raise UsageError(
-            f"{directory}: no run in MLflow, the process died before it was created; resume the run"
+            f"{directory}: no run in MLflow, the process died before it was created",
+            remedy="resume the run",
         )
     return run
+
+
+def _open_recorded(directory: Path, tracking_uri: str) -> MLflowRun | None:
+    """Return the run of a directory; None if there is none, or its store does not answer."""
+    try:
+        return open_run(directory, tracking_uri=tracking_uri)
+    except NoAnswerError:
+        # Only a new run needs its store now; a continued one is sent later.
+        if "run_id" not in read_record(directory):
+            raise
+        return None
 
 
 def _create_run(directory: Path, *, name: str, tags: Mapping[str, str]) -> MLflowRun:

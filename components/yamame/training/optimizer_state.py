@@ -117,7 +117,8 @@ def _check_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Non
     if sizes != former_sizes:
         raise StateMismatchError(
             f"{owner}: its numbers of parameters are {', '.join(sizes)}, the saved state has "
-            f"{', '.join(former_sizes)}: {_remedy(of_roles=has_roles)}"
+            f"{', '.join(former_sizes)}",
+            remedy=_remedy(of_roles=has_roles),
         )
     for group, saved_group in zip(groups, saved, strict=True):
         pairs = zip(group["params"], saved_group["params"], strict=True)
@@ -130,7 +131,8 @@ def _check_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Non
                     name = group["parameter_names"][place]
                 raise StateMismatchError(
                     f"{owner}: {name} has shape {list(parameter.shape)}, its {wrong} in the saved "
-                    f"state {list(entries[wrong].shape)}: {_remedy(of_roles=has_roles)}"
+                    f"state {list(entries[wrong].shape)}",
+                    remedy=_remedy(of_roles=has_roles),
                 )
 
 
@@ -180,18 +182,19 @@ def _compare_places(owner: str, present: list[_Place], former: list[_Place]) -> 
         listed = "; ".join(moved[:_MOST_LISTED])
         if len(moved) > _MOST_LISTED:
             listed += f"; and {len(moved) - _MOST_LISTED} more"
-        raise StateMismatchError(f"{owner}: {listed}: {_remedy(of_roles=True)}")
+        raise StateMismatchError(f"{owner}: {listed}", remedy=_remedy(of_roles=True))
     for old, new in pairs:
         if old.shape != new.shape:
             raise StateMismatchError(
-                f"{owner}: {new.name} had shape {old.shape} and has shape {new.shape} now: "
-                f"{_remedy(of_roles=False)}"
+                f"{owner}: {new.name} had shape {old.shape} and has shape {new.shape} now",
+                remedy=_remedy(of_roles=False),
             )
     if len(present) != len(former):
         differing = sorted(place_before.keys() ^ names)
         raise StateMismatchError(
             f"{owner}: the saved state is of {len(former)} parameters, there are {len(present)} "
-            f"now, differing in {', '.join(differing[:_MOST_LISTED])}: {_remedy(of_roles=False)}"
+            f"now, differing in {', '.join(differing[:_MOST_LISTED])}",
+            remedy=_remedy(of_roles=False),
         )
     for new, old in zip(present, former, strict=True):
         # A parameter that was merely renamed keeps its state. One that has moved would get the
@@ -199,8 +202,8 @@ def _compare_places(owner: str, present: list[_Place], former: list[_Place]) -> 
         has_moved = old.name in names or new.name in place_before
         if new.name != old.name and has_moved:
             raise StateMismatchError(
-                f"{owner}: {new.name} stands where {old.name} stood when the state was saved: "
-                f"{_remedy(of_roles=False)}"
+                f"{owner}: {new.name} stands where {old.name} stood when the state was saved",
+                remedy=_remedy(of_roles=False),
             )
 
 

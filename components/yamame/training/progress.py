@@ -26,7 +26,7 @@ class Progress:
         saved_at: `step` of the last checkpoint.
         aborted: Episodes that were dropped because the environment failed.
         outcomes: Success or return of the latest training episodes.
-        outcome_is: Name of the outcome, ``success`` or ``return``.
+        outcome_name: Name of the outcome, ``success`` or ``return``.
         curve: One mapping per evaluation, of `step` under the name of its unit and of the summary.
         stopped: Reason why the run was ended before its budget was; None if it was not.
         callbacks: States of callbacks that have one, by name.
@@ -50,7 +50,7 @@ class Progress:
         self.saved_at = 0
         self.aborted = 0
         self.outcomes: deque[float] = deque(maxlen=RECENT)
-        self.outcome_is = "success"
+        self.outcome_name = "success"
         self.curve: list[dict[str, float]] = []
         self.stopped: str | None = None
         self.callbacks: dict[str, Any] = {}
@@ -67,15 +67,20 @@ class Progress:
             return None
         return sum(self.outcomes) / len(self.outcomes)
 
+    @property
+    def outcome_is(self) -> str:
+        """Former name of `outcome_name`, removed in the next version."""
+        return self.outcome_name
+
     def count(self, episodes: Any) -> None:
         """Add the steps and outcomes of `yamame.collectors.Episodes`."""
         self.env_steps += episodes.num_steps
         self.aborted += episodes.num_aborted
         if episodes.success is None:
-            self.outcome_is = "return"
+            self.outcome_name = "return"
             self.outcomes.extend(episodes.returns.tolist())
         else:
-            self.outcome_is = "success"
+            self.outcome_name = "success"
             self.outcomes.extend(episodes.success.float().tolist())
 
     def take_means(self) -> dict[str, float]:
@@ -112,7 +117,7 @@ class Progress:
             "saved_at": self.saved_at,
             "aborted": self.aborted,
             "outcomes": list(self.outcomes),
-            "outcome_is": self.outcome_is,
+            "outcome_is": self.outcome_name,
             "curve": [dict(summary) for summary in self.curve],
             "stopped": self.stopped,
             "callbacks": self.callbacks,
@@ -130,7 +135,7 @@ class Progress:
         self.saved_at = state.get("saved_at", self.saved_at)
         self.aborted = state.get("aborted", self.aborted)
         self.outcomes = deque(state["outcomes"], maxlen=RECENT)
-        self.outcome_is = state.get("outcome_is", self.outcome_is)
+        self.outcome_name = state.get("outcome_is", self.outcome_name)
         self.curve = state.get("curve", self.curve)
         self.stopped = state.get("stopped", self.stopped)
         self.callbacks = state.get("callbacks", self.callbacks)

@@ -30,7 +30,7 @@ def sequence_attention(
     """Return the attention within whole sequences.
 
     Args:
-        is_init: ``[B, L]`` bool, where fresh memories begin.
+        is_init: ``[B, L]`` bool, starts of fresh memories.
         window: Number of latest timesteps that are visible, including the present one; None for
             all.
         sinks: Number of first timesteps after a start that are visible beyond the window.
@@ -58,7 +58,7 @@ def sequence_attention(
 def _block_attention(
     is_init: Tensor, queries: int, *, window: int | None, sinks: int, divided: bool
 ) -> Attend:
-    """Return attention in memory linear in L, for blocks of so many queries at a time.
+    """Return attention in memory linear in L, computed for blocks of ``queries`` queries.
 
     The mask of a block is built in the forward pass and again in the backward pass.
     """
@@ -127,7 +127,7 @@ def visibility(
     """Compute the mask of visible keys for queries from ``first`` on.
 
     Args:
-        is_init: ``[B, L]`` bool, where fresh memories begin.
+        is_init: ``[B, L]`` bool, starts of fresh memories.
         window: Number of latest timesteps that are visible; None for all.
         sinks: Number of first timesteps after a start that are visible beyond the window.
         divided: Whether a fresh memory may begin inside a sequence.

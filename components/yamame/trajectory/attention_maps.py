@@ -31,7 +31,7 @@ def attention_maps(encoder: TransformerEncoder, sequence: TensorDictBase) -> Ten
         ``[layers, *, H, L, L]``.
 
     Raises:
-        ValueError: If the encoder is not a Transformer.
+        ArgumentError: The encoder is not a Transformer.
 
     >>> from tensordict import TensorDict
     >>> encoder = TransformerEncoder(3, d_model=8, num_heads=2, num_layers=4)

@@ -23,7 +23,7 @@ key                   shape           dtype     meaning
 ====================  ==============  ========  =================================================
 
 A step has the same keys without L and without ``mask``. A fresh memory begins at the first timestep
-of a sequence, wherever ``is_init`` is set, and where real timesteps follow padding. Laws (see
+of a sequence, at every ``is_init``, and at the first real timestep after padding. Laws (see
 `yamame.testing.check_trajectory_encoder`): both passes agree; no output depends on a later
 timestep, on padding, on another env or on anything before the last start.
 """
@@ -104,7 +104,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         compile_obstacle: Reason why it cannot be compiled although it can be captured, or None.
 
     Raises:
-        ValueError: If a size is not positive, or ``keys.memory`` is set for an encoder that is not
+        ArgumentError: A size is not positive, or ``keys.memory`` is set for an encoder that is not
             recurrent.
     """
 
@@ -188,7 +188,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         Args:
             x: ``[B, L, E]``.
             step_index: ``[B, L]`` int64.
-            is_init: ``[B, L]`` bool, where a fresh memory begins; True in the first column.
+            is_init: ``[B, L]`` bool, starts of fresh memories; True in the first column.
 
         Returns:
             The context ``[B, L, D]``.
@@ -224,7 +224,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         """Write the context: of whole sequences under ``recurrent_mode()``, else of one timestep.
 
         Raises:
-            ValueError: If a step has no ``is_init``, or its number of envs differs from that of the
+            ValueError: A step has no ``is_init``, or its number of envs differs from that of the
                 memory.
         """
         if not recurrent_mode():
@@ -291,7 +291,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         """Return the flags of envs that start afresh, ``[N]`` bool, of a step ``[*N]``.
 
         Raises:
-            ValueError: If the step has no such key.
+            ValueError: The step has no such key.
         """
         is_init = tensordict.get(self.keys.is_init, None)
         if is_init is None:
@@ -322,7 +322,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
             is_init: ``[N]`` bool, envs that start afresh.
 
         Raises:
-            ValueError: If the memory belongs to another number of envs, and not all of them start
+            ValueError: The memory belongs to a different number of envs, and not all of them start
                 afresh.
         """
         # Normal tensors even under inference mode: a later step outside of it may write into them.
@@ -338,7 +338,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         return self._memory
 
     def _fit_memory(self, is_init: Tensor) -> None:
-        """Start a memory for other envs; move it if it lies on another device."""
+        """Start a memory for other envs; move it if it is on a different device."""
         memory = self.memory
         num_envs = len(is_init)
         device = is_init.device
@@ -406,10 +406,9 @@ class TrajectoryEncoder(TensorDictModuleBase):
 def segment_starts(
     shape: torch.Size, is_init: Tensor | None, mask: Tensor | None, *, device: torch.device
 ) -> Tensor:
-    """Return where a fresh memory begins in sequences.
+    """Return the starts of fresh memories in sequences.
 
-    It begins in the first column, where ``is_init`` is set, and where real timesteps follow
-    padding.
+    They are the first column, every ``is_init``, and the first real timestep after padding.
 
     Args:
         shape: ``[B, L]``.

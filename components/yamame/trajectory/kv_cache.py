@@ -25,19 +25,23 @@ _LARGEST_GROWTH = 128
 
 
 def init_cache(
-    shape: tuple[int, ...], weight: Tensor, device: Device, *, counts: Sequence[str] = ("position",)
+    shape: tuple[int, ...],
+    *,
+    like: Tensor,
+    device: Device = None,
+    counts: Sequence[str] = ("position",),
 ) -> TensorDict:
     """Return an empty cache.
 
     Args:
         shape: Shape of keys and values, ``[N, layers, H, S, d]``.
-        weight: Parameter that determines dtype and default device. Under autocast on a GPU the
+        like: Tensor that determines the dtype and the default device. Under autocast on a GPU the
             dtype is that of autocast.
-        device: Device of the cache; None for that of ``weight``.
-        counts: Names of the integers ``[N]``.
+        device: Device of the cache; None for that of ``like``.
+        counts: Names of the entries ``[N]`` int64.
     """
-    device = weight.device if device is None else torch.device(device)
-    dtype = weight.dtype
+    device = like.device if device is None else torch.device(device)
+    dtype = like.dtype
     if device.type != "cpu" and torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
 
@@ -83,7 +87,7 @@ def grow_cache(
 
 
 class CacheStep:
-    """Slots of one timestep of every env: where its keys and values go, and what its queries see.
+    """Slots of one timestep of every env: those that it is written to and those that it sees.
 
     Args:
         cache: A cache with a slot for this timestep. It is written into.
@@ -107,7 +111,7 @@ class CacheStep:
         slot = position
         last = position
         if capacity is not None:
-            # Past the capacity, positions cycle through the slots behind the sinks.
+            # Past the capacity, positions cycle through the slots after the sinks.
             cycled = sinks + (position - sinks) % (capacity - sinks)
             slot = torch.where(position < capacity, position, cycled)
             last = position.clamp(max=capacity - 1)

@@ -5,7 +5,7 @@ A block is ``x = x + out(h)`` with ``h`` the recurrence of a LayerNorm of ``x``,
 
     ``z[t] = sigmoid(W_z x[t] + b_z)``,  ``h[t] = (1 - z[t]) h[t-1] + z[t] (W_h x[t] + b_h)``,
 
-whose gate depends on the input alone: the recurrence is linear in ``h``, so that all timesteps are
+whose gate depends only on the input: the recurrence is linear in ``h``, so that all timesteps are
 computed together (`yamame.trajectory.scan`). A fresh memory has ``h[t-1] = 0``.
 
 Source: minGRU, Feng et al., arXiv 2410.01201; initial time constants of the gates as in Tallec &
@@ -51,7 +51,7 @@ class LinearRecurrentBlock(nn.Module):
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         """Apply the block to sequences: ``[B, L, D] -> [B, L, D]``.
 
-        ``keep`` ``[B, L, 1]`` is 0 where a fresh memory begins, else 1.
+        ``keep`` ``[B, L, 1]`` is 0 at the start of a fresh memory, else 1.
         """
         decay, added = self._inputs(x)
         states = linear_scan(decay * keep, added)
@@ -109,7 +109,7 @@ class LinearRecurrentEncoder(RecurrentEncoder):
         keys: Keys to read and write; None for the defaults.
 
     Raises:
-        ValueError: If a size is not positive, or the time constant is below 1.
+        ArgumentError: A size is not positive, or the time constant is below 1.
 
     >>> encoder = LinearRecurrentEncoder(3, d_model=8)
     >>> envs = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])

@@ -33,7 +33,7 @@ class MemorylessEncoder(TrajectoryEncoder):
         keys: Keys to read and write; None for the defaults.
 
     Raises:
-        ValueError: If an argument is out of range.
+        ArgumentError: An argument is out of range.
 
     >>> import torch
     >>> encoder = MemorylessEncoder(3, d_model=8)

@@ -30,7 +30,7 @@ class Sinusoids(nn.Module):
         size: Number of values per index, even.
 
     Raises:
-        ValueError: If ``size`` is odd or not positive.
+        ArgumentError: ``size`` is odd or not positive.
 
     >>> Sinusoids(2)(torch.tensor([0, 1]))
     tensor([[0.0000, 1.0000],
@@ -61,7 +61,7 @@ class Sinusoids(nn.Module):
         far = F.embedding(step_index // _ROWS, high)
         rest_sin, rest_cos = _halves(rest)
         far_sin, far_cos = _halves(far)
-        # Sine and cosine of a sum of angles; equal to the first table where the second angle is 0.
+        # Sine and cosine of a sum of angles; equal to the first table if the second angle is 0.
         sin = torch.addcmul(rest_sin * far_cos, rest_cos, far_sin)
         cos = torch.addcmul(rest_cos * far_cos, rest_sin, far_sin, value=-1)
         pairs = torch.stack((sin, cos), -1)

@@ -79,7 +79,7 @@ class RecurrentEncoder(TrajectoryEncoder):
         """Return the transform that writes a fresh memory at every reset of an environment.
 
         Raises:
-            ValueError: If ``keys.memory`` is None.
+            ArgumentError: ``keys.memory`` is None.
         """
         key = self.keys.memory
         owner = type(self).__name__
@@ -111,7 +111,7 @@ class StackedCells(RecurrentEncoder):
         keys: Keys to read and write; None for the defaults.
 
     Raises:
-        ValueError: If an argument is out of range.
+        ArgumentError: An argument is out of range.
     """
 
     mode: ClassVar[str]
@@ -306,11 +306,11 @@ def segment_outputs(
     """Apply a causal function of sequences to every segment between two starts on its own.
 
     For networks that can only process a sequence from its beginning. Segments become rows of a
-    batch, padded with zeros behind their end.
+    batch, padded with zeros after their end.
 
     Args:
-        function: ``[S, l, E] -> [S, l, D]``, where no output depends on a later timestep or on
-            another sequence.
+        function: ``[S, l, E] -> [S, l, D]``; no output may depend on a later timestep or on another
+            sequence.
         x: ``[B, L, E]``.
         is_init: ``[B, L]`` bool, True in the first column.
         num_segments: Upper bound S of the number of segments; None to count them.

@@ -43,7 +43,7 @@ class SigmaReparamLinear(nn.Module):
             weight itself.
 
     Raises:
-        ValueError: If a size is not positive.
+        ArgumentError: A size is not positive.
 
     >>> layer = SigmaReparamLinear(3, 2)
     >>> torch.linalg.matrix_norm(layer.effective_weight(), ord=2).isclose(layer.gamma)

@@ -52,7 +52,7 @@ class TransformerLayer(nn.Module):
 
     Args:
         d_model: Size D of the residual stream.
-        num_heads: Number of heads.
+        num_heads: Number H of attention heads; divides ``d_model``.
         d_ff: Hidden size of the feed-forward part.
         dropout: Dropout probability on the feed-forward branch.
         activation: Activation of the feed-forward part.
@@ -67,10 +67,10 @@ class TransformerLayer(nn.Module):
         d_ff: int,
         dropout: float,
         activation: Activation,
-        norm_attention: bool = True,
-        norm_feedforward: bool = True,
-        head_scaling: bool = True,
-        sigma_reparam: bool = False,
+        norm_attention: bool,
+        norm_feedforward: bool,
+        head_scaling: bool,
+        sigma_reparam: bool,
     ) -> None:
         super().__init__()
         linear: Callable[..., nn.Module] = SigmaReparamLinear if sigma_reparam else nn.Linear
@@ -92,7 +92,8 @@ class TransformerLayer(nn.Module):
 
         Args:
             x: ``[B, L, D]``.
-            attend: Attention function.
+            attend: Function that maps queries, keys and values, each ``[B, H, L, d]``, to
+                ``[B, H, L, d]``.
             rotation: Sinusoids ``[B, 1, L, d]`` that rotate queries and keys, or None.
 
         Returns:
@@ -135,7 +136,7 @@ class TransformerEncoder(TrajectoryEncoder):
     Args:
         in_features: Size E of the features.
         d_model: Size D of the residual stream and of the context.
-        num_heads: Number of heads; divides ``d_model``.
+        num_heads: Number H of attention heads; divides ``d_model``.
         num_layers: Number of layers.
         ff_factor: Hidden size of the feed-forward part, in multiples of ``d_model``.
         dropout: Dropout probability on the embedded input and on every feed-forward branch, in
@@ -145,8 +146,8 @@ class TransformerEncoder(TrajectoryEncoder):
             grows.
         window: Number of latest timesteps that are visible in each layer, including the present
             one; None for all.
-        sinks: Number of first timesteps after a start that stay visible, in addition to the window
-            or to the latest ``context_length - sinks`` (arXiv 2309.17453).
+        sinks: Number of first timesteps of an episode that always stay visible, in addition to the
+            window or to the latest ``context_length - sinks`` (arXiv 2309.17453).
         positions: How ``step_index`` enters: added sines and cosines (``sinusoidal``), an added
             learnt table (``learned``) or rotated queries and keys (``rotary``). A learnt table
             limits the length of an episode; for the others see
@@ -163,8 +164,8 @@ class TransformerEncoder(TrajectoryEncoder):
         keys: Keys to read and write; None for the defaults.
 
     Raises:
-        ValueError: If an argument is out of range or sizes do not fit together; at a call, if
-            ``step_index`` exceeds the learnt table.
+        ArgumentError: An argument is out of range, or sizes do not fit together.
+        ValueError: At a call on the CPU, ``step_index`` exceeds the learnt table.
 
     >>> encoder = TransformerEncoder(3, d_model=8, num_heads=2, num_layers=1).eval()
     >>> envs = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])
@@ -196,16 +197,18 @@ class TransformerEncoder(TrajectoryEncoder):
         keys: TrajectoryKeys | None = None,
     ) -> None:
         _check_sizes(d_model, num_heads, context_length, window, sinks)
-        # With a window, steps reproduce a history of any length exactly.
-        exact = context_length if window is None else None
-        super().__init__(in_features, d_model, context_length=exact, keys=keys)
+        # With a window, steps reproduce a history of any length, because both passes see the same.
+        exact_length = context_length if window is None else None
+        capacity = context_length if window is None else window + sinks
+        super().__init__(in_features, d_model, context_length=exact_length, keys=keys)
         self.num_heads = num_heads
         self.window = window
         self.sinks = sinks
-        self.capacity = context_length if window is None else window + sinks
+        self.capacity = capacity
         self.checkpoint_layers = checkpoint_layers
         if checkpoint_layers:
-            # Recomputation restores the state of a generator, which is read back from the device.
+            # checkpoint() copies the state of the random generator to the host, which a CUDA graph
+            # cannot capture.
             self.capture_obstacle = "checkpoint_layers"
 
         self.embed = nn.Linear(in_features, d_model)
@@ -227,12 +230,23 @@ class TransformerEncoder(TrajectoryEncoder):
             )
             self.layers.append(layer)
         self.norm = nn.LayerNorm(d_model)
+        # `power_iteration` in `_encode` updates all of them in one batched product.
         self._sigma_layers = iterate_together(self)
 
     def parallel(
         self, x: Tensor, step_index: Tensor, is_init: Tensor, num_segments: int | None = None
     ) -> Tensor:
-        """Encode ``[B, L, E]``, with ``step_index`` and starts ``[B, L]``, as ``[B, L, D]``."""
+        """Encode whole sequences; see `TrajectoryEncoder.parallel`.
+
+        Args:
+            x: ``[B, L, E]``.
+            step_index: ``[B, L]`` int64.
+            is_init: ``[B, L]`` bool, starts of episodes.
+            num_segments: Upper bound of the number of starts; None to count them.
+
+        Returns:
+            ``[B, L, D]``.
+        """
         attend = sequence_attention(
             is_init, window=self.window, sinks=self.sinks, num_segments=num_segments
         )
@@ -244,10 +258,12 @@ class TransformerEncoder(TrajectoryEncoder):
         """Return an empty cache; see `yamame.trajectory.kv_cache`."""
         num_slots = 0
         if capacity is not None:
-            num_slots = min(capacity, self.capacity or capacity)
+            num_slots = capacity
+            if self.capacity is not None:
+                num_slots = min(capacity, self.capacity)
         head_size = self.out_features // self.num_heads
         shape = (num_envs, len(self.layers), self.num_heads, num_slots, head_size)
-        return init_cache(shape, self.norm.weight, device)
+        return init_cache(shape, like=self.norm.weight, device=device)
 
     def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
         """Return a cache with slots for more timesteps; see `TrajectoryEncoder.grow_by`."""
@@ -263,7 +279,7 @@ class TransformerEncoder(TrajectoryEncoder):
         require("TransformerEncoder", "slots of memory", num_slots, num_slots > 0, condition)
         cache = CacheStep(memory, is_init, capacity=self.capacity, sinks=self.sinks)
         position = cache.position if step_index is None else step_index
-        # A sequence of one timestep.
+        # Treat the step as a sequence of length one.
         x = x.unsqueeze(1)
         position = position.unsqueeze(1)
         context = self._encode(x, position, cache.attention)
@@ -281,6 +297,8 @@ class TransformerEncoder(TrajectoryEncoder):
             ``[B, L, D]``.
         """
         if self.training:
+            # Once per training forward, and not inside of the layers: under checkpoint_layers a
+            # layer runs again in the backward pass and must find the same u and v.
             power_iteration(self._sigma_layers)
         x = self.embed(x)  # [B, L, D]
         rotation = None
@@ -303,12 +321,14 @@ class TransformerEncoder(TrajectoryEncoder):
         try:
             positions: Tensor = self.positions(step_index)
         except IndexError as error:
-            # Checking before every lookup would wait for the device.
+            # CPU only: on CUDA this is a device-side assert, and a check before the lookup would
+            # synchronize.
             size = self.positions.num_embeddings
             raise ValueError(
                 f"TransformerEncoder: step_index must be below num_positions {size}, got"
                 f" {int(step_index.max())}"
             ) from error
+        # Sinusoids are float32, which would promote the input of a bfloat16 network.
         return positions.to(self.norm.weight.dtype)
 
 

@@ -40,7 +40,7 @@ class WindowEncoder(TrajectoryEncoder):
         keys: Keys to read and write; None for the defaults.
 
     Raises:
-        ValueError: If an argument is out of range.
+        ArgumentError: An argument is out of range.
 
     >>> encoder = WindowEncoder(3, window=4, d_model=8)
     >>> envs = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])

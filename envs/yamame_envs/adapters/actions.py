@@ -1,4 +1,4 @@
-"""Descriptions of Gymnasium's action spaces, and the batch of actions of each.
+"""Descriptions of Gymnasium's action spaces as batches of actions.
 
 ==================================  =====================================================
 space                               batch of R actions
@@ -11,47 +11,53 @@ space                               batch of R actions
                                     ``MultiDiscrete`` (a bit has two values)
 ==================================  =====================================================
 
-`yamame.spaces.ActionEntry` turns values of a space into a batch and back. Only NumPy and Gymnasium
-are needed here.
+`yamame.spaces.ActionEntry` converts values of a space to a batch and back, also where Gymnasium is
+not installed. This module imports only NumPy and Gymnasium.
 """
 
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from yamame.checks import ArgumentError, require
 from yamame.spaces import ActionEntry, Part
 
-_MOST_VALUES = 65536  # of a whole number that is chosen as one of so many actions
+# A whole number becomes a choice among its values, with one output of the policy each.
+_MAX_VALUES = 65536
 
 
 def read_actions(space: spaces.Space[Any], *, owner: str) -> ActionEntry:
-    """Describes the actions of a space.
+    """Describe the actions of a space.
 
     Args:
-        space: The space.
+        space: Action space.
         owner: Name of the environment in messages.
 
     Raises:
-        ValueError: If there is no such batch for it.
+        ArgumentError: The space has no such batch.
     """
     leaves: list[spaces.Space[Any]] = []
     tree = _tree(space, leaves)
     parts = tuple(_part(leaf, owner) for leaf in leaves)
-    continuous = {part.dtype.kind == "f" for part in parts}
-    if len(continuous) != 1:
-        raise ValueError(
-            f"{owner}: action_space must hold only Box spaces of real numbers or none, got {space}; leave "
-            "one of them out with a gymnasium.ActionWrapper"
-        )
-    if continuous == {True}:
+
+    # A policy has one distribution: continuous, or over choices.
+    is_uniform = len({part.is_box for part in parts}) == 1
+    condition = "hold only Box spaces of real numbers or none"
+    remedy = "leave one kind out with a gymnasium.ActionWrapper"
+    require(owner, "action_space", space, is_uniform, condition, remedy=remedy)
+
+    if parts[0].is_box:
         return ActionEntry("box", parts, tree)
-    if tree == 0 and isinstance(space, spaces.Discrete):
+    is_single = tree == 0
+    if is_single and isinstance(space, spaces.Discrete):
         return ActionEntry("discrete", parts, tree)
-    bits = tree == 0 and isinstance(space, spaces.MultiBinary)
-    return ActionEntry("multi_binary" if bits else "multi_discrete", parts, tree)
+    if is_single and isinstance(space, spaces.MultiBinary):
+        return ActionEntry("multi_binary", parts, tree)
+    return ActionEntry("multi_discrete", parts, tree)
 
 
 def _tree(space: spaces.Space[Any], leaves: list[spaces.Space[Any]]) -> Any:
+    """Append the simple spaces to ``leaves``, and return their indices, nested as the space."""
     if isinstance(space, spaces.Dict):
         return {key: _tree(part, leaves) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -66,36 +72,52 @@ def _part(space: spaces.Space[Any], owner: str) -> Part:
         return Part((), np.dtype(np.int64), low, low + int(space.n) - 1)
     if isinstance(space, spaces.MultiDiscrete):
         low = space.start.flatten().astype(np.int64)
-        return Part(space.nvec.shape, np.dtype(space.dtype), low, low + space.nvec.flatten() - 1)
+        high = low + space.nvec.flatten() - 1
+        return Part(space.nvec.shape, np.dtype(space.dtype), low, high)
     if isinstance(space, spaces.MultiBinary):
         low = np.zeros(int(np.prod(space.shape)), np.int64)
         return Part(tuple(space.shape), np.dtype(space.dtype), low, low + 1)
-    if not isinstance(space, spaces.Box) or not space.low.size:
-        raise ValueError(
-            f"{owner}: action_space must be made of Discrete, MultiDiscrete, MultiBinary, Box, Dict and Tuple, "
-            f"got {space}; turn it into one of them with a gymnasium.ActionWrapper"
-        )
+    if isinstance(space, spaces.Box) and space.low.size:
+        return _box(space, owner)
+    raise ArgumentError(
+        owner,
+        "action_space",
+        space,
+        "be made of Discrete, MultiDiscrete, MultiBinary, Box, Dict and Tuple",
+        remedy="turn it into one of them with a gymnasium.ActionWrapper",
+    )
+
+
+def _box(space: spaces.Box, owner: str) -> Part:
     dtype = np.dtype(space.dtype)
-    wide = np.float64 if dtype.kind == "f" else np.int64
-    low, high = space.low.flatten().astype(wide), space.high.flatten().astype(wide)
+    is_real = dtype.kind == "f"
+    wide = np.float64 if is_real else np.int64
+    low = space.low.flatten().astype(wide)
+    high = space.high.flatten().astype(wide)
+    # Policies act in float32, where the width of float64 bounds may overflow.
     with np.errstate(over="ignore"):
         width = (high.astype(np.float64) - low).astype(np.float32)
-    # RescaleAction refuses infinite bounds, and divides by zero where the bounds are equal.
-    if not space.is_bounded() or not np.isfinite(width).all():
-        raise ValueError(
-            f"{owner}: action_space must have finite bounds, not further apart than float32 holds, got {space}; "
-            "choose some with gymnasium.wrappers.TransformAction(env, lambda action: action, "
-            "gymnasium.spaces.Box(low, high))"
-        )
-    if dtype.kind == "f" and not (width > 0).all():
+
+    # RescaleAction rejects infinite bounds, and divides by zero where the bounds are equal.
+    is_finite = bool(space.is_bounded() and np.isfinite(width).all())
+    condition = "have finite bounds, not further apart than float32 holds"
+    remedy = (
+        "choose bounds with gymnasium.wrappers.TransformAction(env, lambda action: action, "
+        "gymnasium.spaces.Box(low, high))"
+    )
+    require(owner, "action_space", space, is_finite, condition, remedy=remedy)
+
+    if is_real:
         constant = np.flatnonzero(~(width > 0)).tolist()
-        raise ValueError(
-            f"{owner}: action_space must have lower bounds below the upper ones, got {space}, where they are equal "
-            f"in dimensions {constant} (flattened); leave these out with gymnasium.wrappers.TransformAction(env, "
-            "func, action_space), where func adds the constants to an action of the smaller action_space"
+        condition = "have lower bounds below the upper ones"
+        remedy = (
+            f"the bounds of dimensions {constant} (flattened) are equal: leave these out with "
+            "gymnasium.wrappers.TransformAction(env, func, action_space), where func adds the "
+            "constants to an action of the smaller action_space"
         )
-    if dtype.kind != "f" and (width > _MOST_VALUES).any():
-        raise ValueError(
-            f"{owner}: action_space must have at most {_MOST_VALUES} values of each whole number, got {space}"
-        )
+        require(owner, "action_space", space, not constant, condition, remedy=remedy)
+    else:
+        is_small = bool((width <= _MAX_VALUES).all())
+        condition = f"have at most {_MAX_VALUES} values of each whole number"
+        require(owner, "action_space", space, is_small, condition)
     return Part(tuple(space.shape), dtype, low, high)

@@ -1,4 +1,4 @@
-"""Libraries that only some environments need."""
+"""Import of libraries that only some environments need."""
 
 import warnings
 from importlib import import_module
@@ -10,28 +10,31 @@ class MissingExtra(ImportError, ValueError):  # noqa: N818
 
 
 def import_extra(module: str, *, extra: str = "", owner: str, remedy: str = "") -> ModuleType:
-    """Imports a library that is not part of the base installation; warnings of its import are not
-    shown.
+    """Import a library that is not part of the base installation, without its warnings.
 
     Args:
         module: Name of the module.
-        extra: Extra of this distribution that installs it, if one does.
-        owner: Who needs it, for the message.
-        remedy: What installs it where no extra can.
+        extra: Extra of this distribution that installs it.
+        owner: Name of the environment in messages.
+        remedy: Command that installs the library if no extra does.
 
     Raises:
-        MissingExtra: If it, or something it needs, is not installed or cannot be imported.
+        MissingExtra: The library, or one of its dependencies, is not installed or cannot be
+            imported.
 
     >>> import_extra("math", extra="train", owner="Example").pi > 3
     True
     """
-    remedy = f"run: {remedy}" if remedy else f"run: pip install 'yamame[{extra}]'"
+    command = remedy or f"pip install 'yamame[{extra}]'"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return import_module(module)
     except ModuleNotFoundError as error:
+        # The missing package may be a dependency of the module, and is then the one to install.
         missing = (error.name or module).partition(".")[0]
-        raise MissingExtra(f"{owner}: the package {missing} must be installed, {remedy}") from error
+        message = f"{owner}: the package {missing} must be installed, run: {command}"
+        raise MissingExtra(message) from error
     except ImportError as error:
-        raise MissingExtra(f"{owner}: {module} must be importable ({error}), {remedy}") from error
+        message = f"{owner}: {module} must be importable ({error}), run: {command}"
+        raise MissingExtra(message) from error

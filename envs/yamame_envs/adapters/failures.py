@@ -1,4 +1,4 @@
-"""Counting failures, and when they are too many."""
+"""Counter of the failures of an environment."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,45 +9,49 @@ from yamame_envs.adapters.workers import Workers
 
 
 class FailureCount:
-    """Counts the failures of an environment.
+    """Counts the failures of an environment, and raises when there are too many.
 
     Args:
-        workers: How many are allowed.
+        workers: Number of failures that are tolerated.
 
     Attributes:
-        count: Failures so far; a worker process that fails is one, however many envs it played.
+        raises: True if the first failure is an error.
+        count: Failures so far. The failure of a worker process counts once for all its envs.
         aborted: Episodes that they ended.
     """
 
     def __init__(self, workers: Workers) -> None:
-        self._raises, self._most = workers.on_error == "raise", workers.max_errors
-        self.count = self.aborted = 0
-
-    @property
-    def raises(self) -> bool:
-        """Whether the first one is an error."""
-        return self._raises
+        self.raises = workers.on_error == "raise"
+        self.count = 0
+        self.aborted = 0
+        self._max_errors = workers.max_errors
 
     def add(self, label: str, failures: Mapping[int, Failure], place: Callable[[int], str]) -> None:
-        """Counts what happened at the same time.
+        """Count failures that happened at the same time.
 
         Args:
-            label: The environment.
-            failures: By env; envs may share one.
-            place: Tells where and when an env failed.
+            label: Name of the environment in messages.
+            failures: Failure of each env that failed. Envs may share one.
+            place: Maps an env to where and when it failed, in words.
 
         Raises:
-            OutsideError: If they are too many.
+            OutsideError: There are too many.
         """
-        first: dict[int, tuple[int, Failure]] = {}
-        for env_id, failure in sorted(failures.items(), key=lambda item: item[0]):
-            first.setdefault(id(failure), (env_id, failure))
-        for env_id, failure in first.values():
+        first_envs: dict[int, tuple[int, Failure]] = {}
+        for env_id in sorted(failures):
+            failure = failures[env_id]
+            # All envs of a worker process share its failure, which is one object.
+            first_envs.setdefault(id(failure), (env_id, failure))
+
+        for env_id, failure in first_envs.values():
             self.count += 1
-            what = f"{place(env_id)}: {failure.summary}"
-            if self._raises:
-                raise OutsideError(f"{label}: the environment failed {what}") from failure.error()
-            if self.count > self._most:
-                raise OutsideError(
-                    f"{label}: the environment failed more often than max_errors={self._most} allows, at last {what}"
-                ) from failure.error()
+            text = f"{place(env_id)}: {failure.summary}"
+            if self.raises:
+                message = f"{label}: the environment failed {text}"
+                raise OutsideError(message) from failure.error()
+            if self.count > self._max_errors:
+                message = (
+                    f"{label}: the environment failed more often than "
+                    f"max_errors={self._max_errors} allows, at last {text}"
+                )
+                raise OutsideError(message) from failure.error()

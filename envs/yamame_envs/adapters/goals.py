@@ -1,9 +1,9 @@
-"""Gymnasium's environments with goals: dictionaries of ``observation``, ``desired_goal`` and
-``achieved_goal``.
+"""Gymnasium environments with goals.
 
-Such an environment (Plappert et al., arXiv 1802.09464; Gymnasium-Robotics) becomes one with an
-instruction of a single goal, in the format of `yamame.goals`, so that `yamame.replay.Relabel` can
-give its trajectories other goals.
+Their observations are dictionaries of ``observation``, ``desired_goal`` and ``achieved_goal``
+(Plappert et al., arXiv 1802.09464; Gymnasium-Robotics). They become environments with an
+instruction of a single goal in the format of `yamame.goals`, so that `yamame.replay.Relabel` can
+relabel their trajectories.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from yamame.checks import require
+from yamame.checks import PositiveInt, check_bounds, require
 from yamame.keys import GOAL_COMPLETED, GOAL_PAD
 
 from yamame_envs.adapters.gym import Gym
@@ -27,22 +27,21 @@ _GOALS = ("desired_goal", "achieved_goal")
 
 
 class SingleGoal(gymnasium.Wrapper):
-    """An environment with goals as one that pays 1, and ends with success, where its goal is
-    reached.
+    """Wrapper that pays 1, and ends the episode with success, when the goal is reached.
 
-    Its observation has the entries ``goal`` ``[1, d]``, ``achieved`` ``[1, d]`` and
-    ``achieved_mask`` ``[1]``, and all others of the environment's. Goals are told in radii, from
-    where the episode of seed 0 begins, so that networks see numbers around zero and a goal is
-    reached at a distance of 1. What holds at the start does not count.
+    The observation has the entries ``goal`` ``[1, d]``, ``achieved`` ``[1, d]`` and
+    ``achieved_mask`` ``[1]``, and all other entries of the environment. Goals are in units of the
+    radius, relative to the start of the episode of seed 0, so that networks see numbers around zero
+    and a goal is reached at a distance of 1. A goal that holds at the start does not count.
 
     Args:
-        env: The environment.
-        radius: Largest Euclidean distance at which a goal is reached; None: the environment's own
-            ``distance_threshold``.
-        owner: Whose it is, for messages.
+        env: Environment with goals.
+        radius: Largest Euclidean distance at which a goal is reached. None: the
+            ``distance_threshold`` of the environment.
+        owner: Name of the environment in messages.
 
     Raises:
-        ValueError: The environment has no such goals, or no radius is known, or ``compute_reward``
+        ArgumentError: The environment has no such goals, no radius is known, or ``compute_reward``
             has another one.
     """
 
@@ -50,98 +49,122 @@ class SingleGoal(gymnasium.Wrapper):
         super().__init__(env)
         space = env.observation_space
         entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {}
-        boxes = [entries.get(name) for name in _GOALS]
-        shapes = [box.shape if isinstance(box, spaces.Box) else None for box in boxes]
-        good = shapes[0] == shapes[1] and shapes[0] is not None and len(shapes[0]) == 1
-        wanted = f"have the entries {' and '.join(_GOALS)}, Box spaces of one shape (d,); env=gym takes all others"
-        require(owner, "observation_space", sorted(entries) or str(space), good, wanted)
-        radius = getattr(env.unwrapped, "distance_threshold", None) if radius is None else radius
-        known = radius is not None and 0.0 < float(radius) < np.inf
-        require(
-            owner,
-            "radius",
-            radius,
-            known,
-            "be given and positive, as env.radius=0.05: the environment tells none",
-        )
+        shape = _goal_shape(entries)
+        condition = f"have the entries {' and '.join(_GOALS)}, Box spaces of one shape (d,)"
+        got = sorted(entries) or str(space)
+        remedy = "env=gym takes all other environments"
+        require(owner, "observation_space", got, shape is not None, condition, remedy=remedy)
+
+        if radius is None:
+            radius = getattr(env.unwrapped, "distance_threshold", None)
+        is_known = radius is not None and 0.0 < float(radius) < np.inf
+        condition = "be given and positive, as env.radius=0.05: the environment has none"
+        require(owner, "radius", radius, is_known, condition)
         self.radius = float(radius)  # type: ignore[arg-type]
-        self._check_reward(env.unwrapped, shapes[0], owner)
-        self._origin = np.asarray(env.reset(seed=0)[0][_GOALS[1]], np.float64)
-        goals = spaces.Box(-np.inf, np.inf, (1, *shapes[0]), np.float32)  # type: ignore[misc]
-        others = {name: part for name, part in entries.items() if name not in _GOALS}
-        self.observation_space = spaces.Dict(
-            {**others, "goal": goals, "achieved": goals, "achieved_mask": spaces.MultiBinary(1)}
-        )
+        self._check_reward(env.unwrapped, shape, owner)
+
+        start, _ = env.reset(seed=0)
+        self._origin = np.asarray(start["achieved_goal"], np.float64)
+        goals = spaces.Box(-np.inf, np.inf, (1, *shape), np.float32)  # type: ignore[misc]
+        shown = {name: part for name, part in entries.items() if name not in _GOALS}
+        shown |= {"goal": goals, "achieved": goals, "achieved_mask": spaces.MultiBinary(1)}
+        self.observation_space = spaces.Dict(shown)
 
     def _check_reward(self, env: Any, shape: Any, owner: str) -> None:
-        """Refuses a radius that is not that of the environment's own reward."""
+        """Raise if the reward of the environment has another radius."""
         if not callable(getattr(env, "compute_reward", None)):
             return
-        goal, direction = np.zeros(shape), np.full(shape, 1.0 / np.sqrt(shape[0]))
-        places = [goal + share * self.radius * direction for share in (0.0, 0.9, 1.1, 2.0)]
-        paid = [float(np.asarray(env.compute_reward(place, goal, {}))) for place in places]
-        good = paid[0] == paid[1] > paid[2] == paid[3]
-        condition = (
-            "be that within which compute_reward pays its best; set env.radius, or a sparse reward"
-        )
-        got = f"{self.radius:g}, where rewards at 0, 0.9, 1.1 and 2 times it are {paid}"
-        require(owner, "radius", got, good, condition)
+        goal = np.zeros(shape)
+        direction = np.full(shape, 1.0 / np.sqrt(shape[0]))
+        # A dense reward differs at 0 and 0.9. With another radius, the reward is not best at 0.9 or
+        # not worst at 1.1.
+        rewards = []
+        for share in (0.0, 0.9, 1.1, 2.0):
+            place = goal + share * self.radius * direction
+            rewards.append(float(np.asarray(env.compute_reward(place, goal, {}))))
+        inside, almost, outside, far = rewards
+        is_same = inside == almost > outside == far
+        condition = "be the distance within which compute_reward pays its best"
+        remedy = "set env.radius, or a sparse reward"
+        got = f"{self.radius:g}, where rewards at 0, 0.9, 1.1 and 2 times it are {rewards}"
+        require(owner, "radius", got, is_same, condition, remedy=remedy)
 
     def reset(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begins an episode."""
+        """Begin an episode."""
         observation, info = self.env.reset(**options)
         return self._shown(observation, reached=False), info
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Pays 1 and ends where the goal is reached."""
+        """Step, and pay 1 and terminate where the goal is reached."""
         observation, _, terminated, truncated, info = self.env.step(action)
-        goal, achieved = (self._goal(observation[name]).astype(np.float64) for name in _GOALS)
+        # In the same precision as relabelling, which sees the float32 goals.
+        goal = self._scaled(observation["desired_goal"]).astype(np.float64)
+        achieved = self._scaled(observation["achieved_goal"]).astype(np.float64)
         reached = bool(np.square(achieved - goal).sum() <= 1.0)
         info = {**info, "success": reached}
-        seen = self._shown(observation, reached=reached)
-        return seen, float(reached), bool(terminated) or reached, bool(truncated), info
+        shown = self._shown(observation, reached=reached)
+        return shown, float(reached), bool(terminated) or reached, bool(truncated), info
 
     def _shown(self, observation: Mapping[str, Any], *, reached: bool) -> dict[str, Any]:
-        others = {name: value for name, value in observation.items() if name not in _GOALS}
-        goal, achieved = (self._goal(observation[name])[None] for name in _GOALS)
-        goal = np.full_like(goal, GOAL_COMPLETED) if reached else goal
-        return {**others, "goal": goal, "achieved": achieved, "achieved_mask": np.ones(1, np.int8)}
+        shown = {name: value for name, value in observation.items() if name not in _GOALS}
+        goal = self._scaled(observation["desired_goal"])[None]
+        shown["goal"] = np.full_like(goal, GOAL_COMPLETED) if reached else goal
+        shown["achieved"] = self._scaled(observation["achieved_goal"])[None]
+        shown["achieved_mask"] = np.ones(1, np.int8)
+        return shown
 
-    def _goal(self, value: Any) -> Array:
-        """A goal ``[d]`` as it is told; one that looks like an unused slot is moved by the least
-        that can be told.
-        """
-        goal = ((np.asarray(value, np.float64) - self._origin) / self.radius).astype(np.float32)
-        return np.nextafter(goal, np.float32(0)) if bool((goal == GOAL_PAD).all()) else goal
+    def _scaled(self, value: Any) -> Array:
+        """Return a goal ``[d]`` in radii, as float32."""
+        # In float64, because the difference of near numbers would lose digits in float32.
+        offset = np.asarray(value, np.float64) - self._origin
+        goal = (offset / self.radius).astype(np.float32)
+        if bool((goal == GOAL_PAD).all()):
+            # It would look like an unused slot, so it is moved by the least possible distance.
+            return np.nextafter(goal, np.float32(0))
+        return goal
+
+
+def _goal_shape(entries: Mapping[str, spaces.Space[Any]]) -> tuple[int] | None:
+    """Return the shape (d,) that both goals have; None if there is no such shape."""
+    shapes = set()
+    for name in _GOALS:
+        space = entries.get(name)
+        shapes.add(space.shape if isinstance(space, spaces.Box) else None)
+    shape = shapes.pop()
+    if shapes or shape is None or len(shape) != 1:
+        return None
+    return shape
 
 
 def make_with_goal(
     id: str, settings: Mapping[str, Any], *, limited: bool, radius: float | None, owner: str
 ) -> SingleGoal:
-    """Makes an environment that is registered with Gymnasium, as `SingleGoal`."""
-    return SingleGoal(make_registered(id, settings, limited=limited), radius=radius, owner=owner)
+    """Make an environment that is registered with Gymnasium, as `SingleGoal`."""
+    env = make_registered(id, settings, limited=limited)
+    return SingleGoal(env, radius=radius, owner=owner)
 
 
 class GymGoals(Gym):
-    """Environments of one Gymnasium id whose observations are dictionaries with goals, see
-    `SingleGoal`.
+    """Environments of one Gymnasium id whose observations are dictionaries with goals.
+
+    See `SingleGoal`.
 
     Args:
         id, settings, time_limit, num_envs, seed, device, workers: As for `Gym`.
-        radius: Largest Euclidean distance at which a goal is reached; None: the environment's own
-            ``distance_threshold``.
+        radius: Largest Euclidean distance at which a goal is reached. None: the
+            ``distance_threshold`` of the environment.
 
     Attributes:
-        goal_radius: The radius in the unit of the goals that are told, 1; hindsight relabelling
-            must know it.
+        goal_radius: Radius in the unit of the observed goals, 1. Hindsight relabelling uses it.
 
     Raises:
-        ValueError: As `Gym` and `SingleGoal`.
+        ArgumentError: As `Gym` and `SingleGoal`.
     """
 
     _generic = False
     goal_radius = 1.0
 
+    @check_bounds
     def __init__(
         self,
         *,
@@ -149,7 +172,7 @@ class GymGoals(Gym):
         settings: Mapping[str, Any] = MappingProxyType({}),
         time_limit: int | Literal["registered"] | None = "registered",
         radius: float | None = None,
-        num_envs: int = 1,
+        num_envs: PositiveInt = 1,
         seed: int = 0,
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008 (immutable)
@@ -168,9 +191,15 @@ class GymGoals(Gym):
 
     @property
     def label(self) -> str:
-        """What errors call this environment."""
+        """Name of this environment in messages."""
         return f"GymGoals({self._id!r})"
 
     def _maker(self, *, limited: bool) -> "partial[Any]":
-        options: dict[str, Any] = {"limited": limited, "radius": self._radius, "owner": self.label}
-        return partial(make_with_goal, self._id, self._settings, **options)
+        return partial(
+            make_with_goal,
+            self._id,
+            self._settings,
+            limited=limited,
+            radius=self._radius,
+            owner=self.label,
+        )

@@ -1,8 +1,12 @@
-"""Several Gymnasium environments played in one process: NumPy arrays in, stacked NumPy arrays out.
+"""Gymnasium environments that are played in one process, with stacked NumPy arrays as results.
 
-An env whose environment fails (an exception, or values that are not finite or not of its spaces)
-costs that env its episode and nothing else: the failure is reported, and the env's next episode
-begins in an environment that is made anew. Only NumPy and Gymnasium are needed here.
+A failure of an env (an exception, or values that are not finite or not in its spaces) costs that
+env its episode and nothing else: the failure is returned, and the next episode begins in a new
+environment. The vector environments of Gymnasium cannot do that: an exception leaves their batch
+half stepped, and `gymnasium.vector.utils.concatenate` does not report which env returned a wrong
+observation. So observations are written one by one.
+
+This module imports only NumPy and Gymnasium.
 """
 
 import contextlib
@@ -17,22 +21,23 @@ from yamame.spaces import Spaces
 
 from yamame_envs.adapters.spaces import Array
 
-Make = Callable[[], "gymnasium.Env[Any, Any]"]
+Make = Callable[[], gymnasium.Env[Any, Any]]
 
 ENV_ERRORS = (Exception, SystemExit)
-"""What an environment may raise that costs it its episode, if `is_own`."""
-_LARGEST = float(np.finfo(np.float32).max)
+"""Errors of an environment that cost it its episode, if `is_own`."""
+_MAX_REWARD = float(np.finfo(np.float32).max)
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether an environment raised an error: exits of other kinds come from a signal, and end the
-    process.
+    """Return whether an environment raised an error.
+
+    Subclasses of SystemExit come from signal handlers and must end the process.
     """
     return isinstance(error, Exception) or type(error) is SystemExit
 
 
 class RemoteError(Exception):
-    """The traceback of an error in another process."""
+    """Traceback of an error in another process."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -40,12 +45,12 @@ class RemoteError(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an env's episode cannot go on.
+    """Reason why the episode of an env cannot continue.
 
     Attributes:
-        summary: One line.
-        cause: The error, where it happened in this process.
-        details: The traceback of an error that happened in another process.
+        summary: Description of one line.
+        cause: Error, if it happened in this process.
+        details: Traceback of an error that happened in another process.
     """
 
     summary: str
@@ -54,29 +59,31 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """The failure that an error is; what no environment raised goes on."""
+        """Describe the error of an environment; errors that no environment raised are re-raised."""
         if not is_own(error):
             raise error
         text = " ".join(str(error).split())
-        return cls(f"{type(error).__name__}: {text}" if text else type(error).__name__, error)
+        name = type(error).__name__
+        return cls(f"{name}: {text}" if text else name, error)
 
     def portable(self) -> "Failure":
-        """The same for another process."""
+        """Return the failure for another process, where its error may not be importable."""
         if self.cause is None:
             return self
-        return Failure(self.summary, None, "".join(traceback.format_exception(self.cause)))
+        details = "".join(traceback.format_exception(self.cause))
+        return Failure(self.summary, None, details)
 
     def error(self) -> BaseException | None:
-        """What an error about this failure is raised from."""
+        """Return the cause of errors about this failure."""
         return RemoteError(self.details) if self.details else self.cause
 
 
 @dataclass(frozen=True, eq=False)
 class EnvSpaces(Spaces):
-    """What all envs return and take.
+    """Observations and actions of all envs.
 
     Attributes:
-        success_key: Where the info tells of success; None where it does not.
+        success_key: Key of the success in the info of a step; None if there is none.
     """
 
     success_key: str | None
@@ -84,16 +91,16 @@ class EnvSpaces(Spaces):
 
 @dataclass(slots=True)
 class Outcome:
-    """What a reset or a step of R envs gave; of envs with a failure, nothing of it means anything.
+    """Result of a reset or a step of R envs. Entries of envs that failed are undefined.
 
     Attributes:
-        leaves: The arrays of the observation, ``[R, *stored_shape]`` each.
-        reward: ``[R]`` float32; zeros after a reset, as the following.
+        leaves: Arrays of the observation, ``[R, *stored_shape]`` each.
+        reward: ``[R]`` float32. After a reset, this and the following are zeros.
         terminated: ``[R]`` bool.
         truncated: ``[R]`` bool.
         success: ``[R]`` bool.
-        failures: Faults by their position in the R envs.
-        tells_success: Whether the info of any step told of success.
+        failures: Failures by position among the R envs.
+        has_success_key: True if the info of any step had the key of success.
     """
 
     leaves: list[Array]
@@ -102,186 +109,208 @@ class Outcome:
     truncated: Array
     success: Array
     failures: dict[int, Failure]
-    tells_success: bool = False
+    has_success_key: bool = False
 
     @classmethod
-    def nothing(
-        cls, env_spaces: EnvSpaces, num_envs: int, failures: dict[int, Failure]
-    ) -> "Outcome":
-        """Zeros."""
-        leaves = [
-            np.zeros((num_envs, *entry.stored_shape), entry.dtype)
-            for entry in env_spaces.observations
-        ]
-        ends, cuts, wins = (np.zeros(num_envs, np.bool_) for _ in range(3))
-        return cls(leaves, np.zeros(num_envs, np.float32), ends, cuts, wins, failures)
+    def zeros(cls, env_spaces: EnvSpaces, num_envs: int, failures: dict[int, Failure]) -> "Outcome":
+        """Return an outcome of zeros with these failures."""
+        leaves = []
+        for entry in env_spaces.observations:
+            leaves.append(np.zeros((num_envs, *entry.stored_shape), entry.dtype))
+        return cls(
+            leaves,
+            reward=np.zeros(num_envs, np.float32),
+            terminated=np.zeros(num_envs, np.bool_),
+            truncated=np.zeros(num_envs, np.bool_),
+            success=np.zeros(num_envs, np.bool_),
+            failures=failures,
+        )
 
     @classmethod
-    def joined(cls, parts: Sequence["Outcome"]) -> "Outcome":
-        """The outcomes of consecutive envs as one."""
+    def concatenate(cls, parts: Sequence["Outcome"]) -> "Outcome":
+        """Concatenate the outcomes of consecutive envs."""
         if len(parts) == 1:
             return parts[0]
+
         failures: dict[int, Failure] = {}
         start = 0
         for part in parts:
-            failures |= {start + position: failure for position, failure in part.failures.items()}
+            for position, failure in part.failures.items():
+                failures[start + position] = failure
             start += len(part.reward)
-        leaves = [
-            np.concatenate(leaf) for leaf in zip(*(part.leaves for part in parts), strict=True)
-        ]
+
+        leaves = []
+        for number in range(len(parts[0].leaves)):
+            leaves.append(np.concatenate([part.leaves[number] for part in parts]))
         return cls(
             leaves,
-            np.concatenate([part.reward for part in parts]),
-            np.concatenate([part.terminated for part in parts]),
-            np.concatenate([part.truncated for part in parts]),
-            np.concatenate([part.success for part in parts]),
-            failures,
-            any(part.tells_success for part in parts),
+            reward=np.concatenate([part.reward for part in parts]),
+            terminated=np.concatenate([part.terminated for part in parts]),
+            truncated=np.concatenate([part.truncated for part in parts]),
+            success=np.concatenate([part.success for part in parts]),
+            failures=failures,
+            has_success_key=any(part.has_success_key for part in parts),
         )
 
 
 class InProcessEnvs:
-    """Plays some envs; every env has an environment of its own, which is made when it is first
-    reset.
+    """Plays several envs in this process.
+
+    Every env has its own environment, which is made at its first reset.
 
     Args:
         make: Makes the environment of one env.
-        num_envs: Envs.
-        env_spaces: What they return and take.
-    """
+        num_envs: Number of envs.
+        env_spaces: Observations and actions of all envs.
 
-    interrupted: dict[int, Failure]
-    """Envs whose episode was lost though they were not asked for anything; never any in this
-    process.
+    Attributes:
+        interrupted: Failures of envs whose episode was lost though they were not stepped. Always
+            empty in this process, see `yamame_envs.adapters.workers.Pool`.
     """
 
     def __init__(self, make: Make, num_envs: int, env_spaces: EnvSpaces) -> None:
-        self.interrupted = {}
-        self._make, self._spaces = make, env_spaces
+        self.interrupted: dict[int, Failure] = {}
+        self._make = make
+        self._spaces = env_spaces
         self._envs: list[Any] = [None] * num_envs
-        self._writes = [
-            (entry.path, entry.shape, entry.raw_dtype, entry.accepted)
-            for entry in env_spaces.observations
-        ]
+        # Plain tuples: they are read for every entry of every step.
+        self._entries = []
+        for entry in env_spaces.observations:
+            self._entries.append((entry.path, entry.shape, entry.raw_dtype, entry.accepted))
 
     def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> Outcome:
-        """Begins an episode in some envs, in increasing order, each with its seed."""
+        """Begin an episode in some envs, in increasing order, with a seed each."""
         failures: dict[int, Failure] = {}
-        raws = self._raws(len(env_ids))
+        arrays = self._raw_arrays(len(env_ids))
         for position, (env_id, seed) in enumerate(zip(env_ids, seeds, strict=True)):
             try:
                 if self._envs[env_id] is None:
                     self._envs[env_id] = self._make()
                 observation, _ = self._envs[env_id].reset(seed=seed)
-                self._write(observation, position, raws)
+                self._write(observation, position, arrays)
             except ENV_ERRORS as error:
                 failures[position] = Failure.of(error)
-        outcome = Outcome.nothing(self._spaces, len(env_ids), failures)
-        self._finish(env_ids, raws, outcome)
+        outcome = Outcome.zeros(self._spaces, len(env_ids), failures)
+        self._finish(env_ids, arrays, outcome)
         return outcome
 
     def step(self, env_ids: Sequence[int], actions: Array) -> Outcome:
-        """Steps some envs, in increasing order; ``actions`` ``[R, ...]`` must be within their
-        bounds.
-        """
+        """Step some envs, in increasing order, with actions ``[R, ...]`` within their bounds."""
+        count = len(env_ids)
         failures: dict[int, Failure] = {}
-        raws, count = self._raws(len(env_ids)), len(env_ids)
-        rewards, ends, cuts, wins = [0.0] * count, [False] * count, [False] * count, [False] * count
-        envs, write, success_key, tells = self._envs, self._write, self._spaces.success_key, False
-        for position, (env_id, action) in enumerate(
-            zip(env_ids, self._spaces.action.values(actions), strict=True)
-        ):
+        arrays = self._raw_arrays(count)
+        # Lists, because setting single elements of arrays is slow.
+        rewards = [0.0] * count
+        terminated = [False] * count
+        truncated = [False] * count
+        success = [False] * count
+        success_key = self._spaces.success_key
+        has_success_key = False
+        values = self._spaces.action.values(actions)
+        for position, env_id in enumerate(env_ids):
             try:
-                observation, reward, end, cut, info = envs[env_id].step(action)
-                write(observation, position, raws)
-                rewards[position], ends[position], cuts[position] = (
-                    float(reward),
-                    bool(end),
-                    bool(cut),
-                )
+                step = self._envs[env_id].step(values[position])
+                observation, reward, is_terminated, is_truncated, info = step
+                self._write(observation, position, arrays)
+                rewards[position] = float(reward)
+                terminated[position] = bool(is_terminated)
+                truncated[position] = bool(is_truncated)
                 if success_key is not None:
-                    wins[position] = bool(info.get(success_key, False))
-                    tells |= success_key in info
+                    success[position] = bool(info.get(success_key, False))
+                    has_success_key |= success_key in info
             except ENV_ERRORS as error:
                 failures[position] = Failure.of(error)
-        reward = np.array(rewards)
-        wild = ~(np.abs(reward) <= _LARGEST)
-        if wild.any():
-            for position in wild.nonzero()[0].tolist():
-                failures.setdefault(
-                    position, Failure(f"reward must be finite, got {rewards[position]}")
-                )
-            reward[wild] = 0.0
-        terminated, truncated, success = (np.array(flags, np.bool_) for flags in (ends, cuts, wins))
+
+        reward_array = np.array(rewards)
+        # NaN does not compare, so it counts as not finite.
+        is_infinite = ~(np.abs(reward_array) <= _MAX_REWARD)
+        for position in is_infinite.nonzero()[0].tolist():
+            failure = Failure(f"reward must be finite, got {rewards[position]}")
+            failures.setdefault(position, failure)
+            reward_array[position] = 0.0
+
         outcome = Outcome(
-            [], reward.astype(np.float32), terminated, truncated, success, failures, tells
+            [],
+            reward=reward_array.astype(np.float32),
+            terminated=np.array(terminated, np.bool_),
+            truncated=np.array(truncated, np.bool_),
+            success=np.array(success, np.bool_),
+            failures=failures,
+            has_success_key=has_success_key,
         )
-        self._finish(env_ids, raws, outcome)
+        self._finish(env_ids, arrays, outcome)
         return outcome
 
     def render(self, env_id: int) -> Array | Failure:
-        """The picture of an env, ``[H, W, 3]`` uint8, or why there is none."""
+        """Return the picture of an env, ``[H, W, 3]`` uint8, or the reason why there is none."""
+        env = self._envs[env_id]
         try:
-            picture = np.asarray(self._envs[env_id].render())
+            picture = np.asarray(env.render())
             if picture.dtype != np.uint8 or picture.ndim != 3:
-                mode = getattr(self._envs[env_id], "render_mode", None)
+                mode = getattr(env, "render_mode", None)
                 return Failure(f"render_mode {mode!r} gives no picture")
-        except NotImplementedError:  # as gymnasium.Env has it
+        except NotImplementedError:
+            # Raised by gymnasium.Env itself.
             return Failure("it has no method render()")
         except ENV_ERRORS as error:
             return Failure.of(error)
         return picture
 
     def task_hashes(self) -> list[int | None]:
-        """Hash of each env's task, by its environment's ``played_task_hash()``; None where it is
-        unknown.
+        """Return the hash of each env's task, or None where it is unknown.
+
+        Environments report it by a method ``played_task_hash()``.
         """
         return [None if env is None else _task_hash(env) for env in self._envs]
 
     def close(self) -> None:
-        """Closes all environments."""
+        """Close all environments."""
         for env_id in range(len(self._envs)):
             self._drop(env_id)
 
-    def _raws(self, count: int) -> list[Array]:
-        return [np.zeros((count, *shape), raw) for _, shape, raw, _ in self._writes]
+    def _raw_arrays(self, count: int) -> list[Array]:
+        return [np.zeros((count, *shape), dtype) for _, shape, dtype, _ in self._entries]
 
-    def _write(self, observation: Any, position: int, raws: list[Array]) -> None:
-        for (path, shape, raw, accepted), target in zip(self._writes, raws, strict=True):
+    def _write(self, observation: Any, position: int, arrays: list[Array]) -> None:
+        """Write the observation of one env to its row; raise if it is not in its space."""
+        for entry, array in zip(self._entries, arrays, strict=True):
+            path, shape, dtype, accepted = entry
             value = observation
             for key in path:
                 value = value[key]
-            if type(value) is np.ndarray and value.shape == shape and value.dtype == raw:
-                target[position] = value
-            else:
-                target[position] = accepted(value)
+            is_exact = type(value) is np.ndarray and value.shape == shape and value.dtype == dtype
+            # Most values need no conversion, which is slower than writing them.
+            array[position] = value if is_exact else accepted(value)
 
-    def _finish(self, env_ids: Sequence[int], raws: list[Array], outcome: Outcome) -> None:
+    def _finish(self, env_ids: Sequence[int], arrays: list[Array], outcome: Outcome) -> None:
+        """Convert raw observations to stored ones, and drop the environments that failed."""
         outcome.leaves = []
-        for entry, raw in zip(self._spaces.observations, raws, strict=True):
-            array, bad = entry.finish(raw)
-            outcome.leaves.append(array)
-            for position, text in bad.items():
+        for entry, array in zip(self._spaces.observations, arrays, strict=True):
+            leaf, faults = entry.finish(array)
+            outcome.leaves.append(leaf)
+            for position, text in faults.items():
                 outcome.failures.setdefault(position, Failure(text))
         for position in outcome.failures:
             self._drop(env_ids[position])
 
     def _drop(self, env_id: int) -> None:
-        env, self._envs[env_id] = self._envs[env_id], None
+        env = self._envs[env_id]
+        self._envs[env_id] = None
         if env is not None:
-            with contextlib.suppress(*ENV_ERRORS):  # it is of no further use, and may be broken
+            # It is not used again, and may be broken.
+            with contextlib.suppress(*ENV_ERRORS):
                 env.close()
 
 
 def _task_hash(env: Any) -> int | None:
     try:
-        played = env.get_wrapper_attr("played_task_hash")()
-    except ENV_ERRORS as error:  # it has no such method, or fails: results do without
-        Failure.of(error)  # raises what no environment raised
+        task_hash = env.get_wrapper_attr("played_task_hash")()
+    except ENV_ERRORS as error:
+        if not is_own(error):
+            raise
+        # Without the method, or where it fails, evaluations do without hashes.
         return None
-    return None if played is None else _signed(int(played))
-
-
-def _signed(number: int) -> int:
-    """A whole number modulo ``2**64``, within the range of int64."""
-    return (number + 2**63) % 2**64 - 2**63
+    if task_hash is None:
+        return None
+    # Modulo 2**64, in the range of int64.
+    return (int(task_hash) + 2**63) % 2**64 - 2**63

@@ -1,9 +1,10 @@
-"""What an environment returns and takes, found out by making one."""
+"""Observation and action spaces of an environment, read from an instance."""
 
 import pickle
 from typing import Any
 
 import gymnasium
+from yamame.checks import ArgumentError, require
 from yamame.keys import RESERVED
 from yamame.spaces import ObservationEntry
 from yamame.system.messages import OutsideError
@@ -13,79 +14,89 @@ from yamame_envs.adapters.in_process import ENV_ERRORS, EnvSpaces, Failure, Make
 from yamame_envs.adapters.spaces import read_observation
 
 SUCCESS_KEYS = ("success", "is_success")
-"""What environments call success in the info of a step."""
+"""Keys that environments use for success in the info of a step."""
 
 
 def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -> EnvSpaces:
-    """Makes an environment, reads its spaces and closes it.
+    """Make an environment, read its spaces and close it.
 
     Args:
-        make: Makes it.
-        owner: Whose it is, for messages.
+        make: Makes the environment.
+        owner: Name of the environment in messages.
         generic: As for `read_observation`.
-        success: Where the info tells of success; None: nowhere; ``auto``: under the one of
-            `SUCCESS_KEYS` that is there after a step.
+        success: Key of success in the info of a step. None: there is none. ``auto``: the first of
+            `SUCCESS_KEYS` in the info of a first step.
 
     Raises:
-        ValueError: If a space cannot be turned into tensors.
-        OutsideError: If it cannot be made, for a reason that is not a wrong argument or a package
-            that is missing.
+        ArgumentError: A space cannot be converted to tensors.
+        OutsideError: The environment cannot be made, for another reason than a wrong argument or a
+            missing package.
     """
     try:
         env = make()
     except (TypeError, ValueError, ImportError, gymnasium.error.Error):
+        # Mistakes in the arguments, which the caller can name.
         raise
     except ENV_ERRORS as error:
         if not is_own(error):
             raise
-        raise OutsideError(
-            f"{owner}: the environment failed in env 0 while it was made: {Failure.of(error).summary}"
-        ) from error
+        reason = Failure.of(error).summary
+        message = f"{owner}: the environment failed in env 0 while it was made: {reason}"
+        raise OutsideError(message) from error
+
     try:
         entries = read_observation(env.observation_space, owner=owner, generic=generic)
         actions = read_actions(env.action_space, owner=owner)
         success_key = _find_success(env) if success == "auto" else success
     finally:
         env.close()
-    taken = {entry.name[0] for entry in entries if entry.name[0] in RESERVED or _is_no_flag(entry)}
-    if taken:
-        raise ValueError(
-            f"{owner}: observation_space must not have entries {sorted(RESERVED)}, nor trial_start but as "
-            f"MultiBinary(1), got {sorted(taken)}"
-        )
+
+    names = set()
+    for entry in entries:
+        name = entry.name[0]
+        if name in RESERVED or (name == "trial_start" and not _is_flag(entry)):
+            names.add(name)
+    condition = f"not have entries {sorted(RESERVED)}, and trial_start only as MultiBinary(1)"
+    require(owner, "observation_space", sorted(names), not names, condition)
     return EnvSpaces(entries, actions, success_key)
 
 
 def _find_success(env: "gymnasium.Env[Any, Any]") -> str | None:
-    """The key of success in what a step tells; None if there is none, or the environment fails, as
-    is told later.
+    """Return the key of success in the info of a first step; None if there is none.
+
+    None also if the environment fails: the failure is reported where the env is played.
     """
     try:
         env.reset(seed=0)
+        # The same action in every process and on every resume.
         env.action_space.seed(0)
         info = env.step(env.action_space.sample())[-1]
     except ENV_ERRORS as error:
         if not is_own(error):
             raise
         return None
-    return next((key for key in SUCCESS_KEYS if key in info), None)
+    for key in SUCCESS_KEYS:
+        if key in info:
+            return key
+    return None
 
 
-def _is_no_flag(entry: ObservationEntry) -> bool:
-    flag = (("trial_start",), "bit", (1,))
-    return entry.name[0] == "trial_start" and (entry.name, entry.kind, entry.stored_shape) != flag
+def _is_flag(entry: ObservationEntry) -> bool:
+    is_root = len(entry.name) == 1
+    return is_root and entry.kind == "bit" and entry.stored_shape == (1,)
 
 
 def check_picklable(make: Make, *, owner: str) -> None:
-    """Whether ``make`` can be sent to a worker process.
+    """Raise unless ``make`` can be sent to a worker process.
 
     Raises:
-        ValueError: If it cannot.
+        ArgumentError: It cannot be pickled.
     """
     try:
         pickle.dumps(make)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"{owner}: make must be picklable to be used in worker processes (a function of a module, or a "
-            f"functools.partial of one), got {make}: {error}"
-        ) from error
+        condition = (
+            "be picklable to be used in worker processes (a function of a module, or a "
+            "functools.partial of one)"
+        )
+        raise ArgumentError(owner, "make", make, condition, remedy=str(error)) from error

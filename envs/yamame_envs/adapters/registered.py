@@ -1,4 +1,4 @@
-"""Making environments that are registered with Gymnasium; what a worker process needs of it."""
+"""Construction of environments that are registered with Gymnasium, also in worker processes."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -9,11 +9,14 @@ from gymnasium.envs import registration
 
 
 def find(id: str) -> Any:
-    """The registration of an id, after importing the module that it may begin with.
+    """Return the registration of an id.
+
+    Args:
+        id: A registered id, or ``"module:id"`` to import a module first.
 
     Raises:
-        ModuleNotFoundError: If that module is not installed.
-        gymnasium.error.Error: If nothing is registered.
+        ModuleNotFoundError: The module is not installed.
+        gymnasium.error.Error: The id is not registered.
     """
     module, _, name = id.rpartition(":")
     if module:
@@ -24,19 +27,21 @@ def find(id: str) -> Any:
 def make_registered(
     id: str, settings: Mapping[str, Any], *, limited: bool
 ) -> "gymnasium.Env[Any, Any]":
-    """Makes an environment, which can be drawn if its class says so.
+    """Make an environment, with ``render_mode="rgb_array"`` if its class supports it.
 
     Args:
         id: A registered id, or ``"module:id"``.
         settings: Keyword arguments of ``gymnasium.make``.
-        limited: Whether Gymnasium truncates episodes at the registered limit.
+        limited: Truncate episodes at the registered limit.
     """
-    options: dict[str, Any] = {
-        "max_episode_steps": None if limited else -1,
-        "disable_env_checker": True,
-    }
-    entry = find(id).entry_point
-    creator = registration.load_env_creator(entry) if isinstance(entry, str) else entry
+    # The environment checker would raise where `InProcessEnvs` reports env and step.
+    options: dict[str, Any] = {"disable_env_checker": True}
+    options["max_episode_steps"] = None if limited else -1
+
+    creator = find(id).entry_point
+    if isinstance(creator, str):
+        creator = registration.load_env_creator(creator)
+    # Classes without rendering do not accept the argument.
     metadata = getattr(creator, "metadata", None)
     if isinstance(metadata, Mapping) and "rgb_array" in metadata.get("render_modes", ()):
         options["render_mode"] = "rgb_array"

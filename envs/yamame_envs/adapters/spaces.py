@@ -1,4 +1,4 @@
-"""Descriptions of Gymnasium's observation spaces, and the stored array of each of their parts.
+"""Descriptions of Gymnasium's observation spaces as arrays of a batch of envs.
 
 ==================================  ====================================================
 space                               array of R envs
@@ -13,8 +13,8 @@ space                               array of R envs
 ``Dict``, ``Tuple``                 one array per entry; those of a tuple are "0", "1", ...
 ==================================  ====================================================
 
-A ``Box`` without dimensions has one of size 1. `yamame.spaces.ObservationEntry` reads the values.
-Only NumPy and Gymnasium are needed here.
+A ``Box`` without dimensions gets one of size 1. `yamame.spaces.ObservationEntry` reads the values.
+This module imports only NumPy and Gymnasium.
 """
 
 from collections.abc import Iterator
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from yamame.checks import ArgumentError, require
 from yamame.spaces import ObservationEntry
 from yamame.spaces.arrays import Array as Array
 
@@ -29,22 +30,22 @@ from yamame.spaces.arrays import Array as Array
 def read_observation(
     space: spaces.Space[Any], *, owner: str, generic: bool
 ) -> tuple[ObservationEntry, ...]:
-    """Describes the entries of an observation space.
+    """Describe the entries of an observation space.
 
     Args:
-        space: The space.
+        space: Observation space.
         owner: Name of the environment in messages.
-        generic: Whether the space was made without this package in mind: then all entries stand
-            below ``observation``, and whole numbers that are no bytes are plain numbers. Otherwise
-            entries of a ``Dict`` stand at the root, and anything else is ``observation``.
+        generic: True for spaces that were not made for this package: all entries are nested below
+            ``observation``, and integers other than bytes are plain numbers. Otherwise entries of
+            a ``Dict`` are entries of the root, and any other space is ``observation``.
 
     Raises:
-        ValueError: If the space, or a part of it, has no array.
+        ArgumentError: The space, or a part of it, cannot be converted to an array.
     """
-    name = ("observation",) if generic or not isinstance(space, spaces.Dict) else ()
+    is_root = not generic and isinstance(space, spaces.Dict)
+    name = () if is_root else ("observation",)
     entries = tuple(_entries(space, name, (), owner, tokens=not generic))
-    if not entries:
-        raise ValueError(f"{owner}: observation_space must hold something, got {space}")
+    require(owner, "observation_space", space, bool(entries), "hold something")
     return entries
 
 
@@ -58,8 +59,9 @@ def _entries(
 ) -> Iterator[ObservationEntry]:
     if isinstance(space, spaces.Dict):
         for key, part in space.spaces.items():
-            if not isinstance(key, str):
-                raise ValueError(f"{owner}: keys of a Dict space must be strings, got {key!r}")
+            # Names are keys of tensordicts.
+            condition = "have strings as keys of Dict spaces"
+            require(owner, "observation_space", key, isinstance(key, str), condition)
             yield from _entries(part, (*name, key), (*path, key), owner, tokens=tokens)
     elif isinstance(space, spaces.Tuple):
         for index, part in enumerate(space.spaces):
@@ -67,37 +69,46 @@ def _entries(
     elif isinstance(space, spaces.Discrete):
         yield ObservationEntry(name, path, "one_hot", (), (int(space.n),), (int(space.start),))
     elif isinstance(space, spaces.MultiDiscrete):
-        sizes, low = space.nvec.flatten().tolist(), space.start.flatten().tolist()
-        yield ObservationEntry(name, path, "one_hot", space.nvec.shape, tuple(sizes), tuple(low))
+        sizes = tuple(space.nvec.flatten().tolist())
+        low = tuple(space.start.flatten().tolist())
+        yield ObservationEntry(name, path, "one_hot", space.nvec.shape, sizes, low)
     elif isinstance(space, spaces.MultiBinary):
         yield ObservationEntry(name, path, "bit", tuple(space.shape))
     elif isinstance(space, spaces.Box):
         yield _box(space, name, path, tokens=tokens)
     else:
-        raise ValueError(
-            f"{owner}: observation_space must be made of Box, Discrete, MultiDiscrete, MultiBinary, Dict and "
-            f"Tuple, got {type(space).__name__} at {'.'.join(name) or 'the root'}; turn it into numbers with "
-            "a gymnasium.ObservationWrapper"
+        place = ".".join(name) or "the root"
+        raise ArgumentError(
+            owner,
+            f"observation_space at {place}",
+            space,
+            "be made of Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple",
+            remedy="turn it into numbers with a gymnasium.ObservationWrapper",
         )
 
 
 def _box(
     space: spaces.Box, name: tuple[str, ...], path: tuple[str | int, ...], *, tokens: bool
 ) -> ObservationEntry:
-    shape, kind = tuple(space.shape), np.dtype(space.dtype).kind
+    shape = tuple(space.shape)
+    kind = np.dtype(space.dtype).kind
     if space.dtype == np.uint8:
-        full = bool((space.low == 0).all() and (space.high == 255).all())
-        return ObservationEntry(
-            name, path, "byte", shape, bounds=None if full else (space.low, space.high)
-        )
+        is_full = bool((space.low == 0).all() and (space.high == 255).all())
+        # Every byte is in a full range, so there is nothing to check at each step.
+        bounds = None if is_full else (space.low, space.high)
+        return ObservationEntry(name, path, "byte", shape, bounds=bounds)
     if kind == "b":
         return ObservationEntry(name, path, "bit", shape)
-    if tokens and kind in "iu" and space.low.size and space.bounded_above.all():
+
+    is_whole = kind in "iu"
+    if tokens and is_whole and space.low.size and space.bounded_above.all():
         high = int(space.high.flat[0])
         if not space.low.any() and (space.high == high).all():
             return ObservationEntry(name, path, "token", shape, (high + 1,))
-    whole = kind in "iu"
-    if space.low.size and np.isinf([space.low.max(), space.high.min()]).all():  # the tightest ones
-        return ObservationEntry(name, path, "number", shape, whole=whole)
+
+    if space.low.size:
+        tightest = [space.low.max(), space.high.min()]
+        if np.isinf(tightest).all():
+            return ObservationEntry(name, path, "number", shape, whole=is_whole)
     bounds = (space.low.astype(np.float32), space.high.astype(np.float32))
-    return ObservationEntry(name, path, "number", shape, bounds=bounds, whole=whole)
+    return ObservationEntry(name, path, "number", shape, bounds=bounds, whole=is_whole)

@@ -1,4 +1,4 @@
-"""The TorchRL side of spaces: specs of what is observed, and what an action is."""
+"""TorchRL specs of observations and actions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from yamame.spaces import ActionEntry, ObservationEntry
 def observation_specs(
     entries: Sequence[ObservationEntry], device: str | torch.device
 ) -> dict[str, TensorSpec]:
-    """Specs of one env of every root entry of an observation."""
+    """Return the spec of one env of every root entry of an observation."""
     root = Composite(device=device)
     for entry in entries:
         root[entry.name] = _spec(entry, device)
@@ -27,11 +27,12 @@ def _spec(entry: ObservationEntry, device: str | torch.device) -> TensorSpec:
         return Categorical(entry.sizes[0], dtype=torch.int64, **options)
     if entry.kind == "bit":
         return Binary(n=entry.stored_shape[-1], dtype=torch.bool, **options)
+    # Bounds of real numbers are left out: environments exceed them by rounding.
     return Unbounded(dtype=torch.float32, **options)
 
 
 def action_spec(action: ActionEntry) -> TensorSpec:
-    """The spec of one env's action."""
+    """Return the spec of one env's action."""
     if action.kind == "discrete":
         return Categorical(action.sizes[0])
     if action.kind == "multi_discrete":

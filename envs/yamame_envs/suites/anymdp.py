@@ -1,4 +1,4 @@
-"""AnyMDP, as a TorchRL environment."""
+"""TorchRL environment of AnyMDP."""
 
 from functools import partial
 from typing import get_args
@@ -14,31 +14,29 @@ from yamame_envs.suites.anymdp_task import AnyMDPTask
 
 
 class AnyMDP(HostedEnv):
-    """A random Markov decision process of xenoverse's AnyMDP (NeurIPS 2025), drawn for every
-    episode.
+    """Random Markov decision process of xenoverse's AnyMDP (NeurIPS 2025), new in every episode.
 
-    ``observation`` is the state, one-hot, and the action one of several. States and actions mean
-    nothing before they are tried: which lead to rewards and which to the end has to be found out.
-    Another trial of a task has other noise.
+    ``observation`` is the state, one-hot, and the action one of several. Rewards and terminal
+    states must be found by trial. Trials of a task differ in their noise.
 
     Args:
-        num_states: States, at least 8.
-        num_actions: Actions, at least 2.
-        num_tasks: Tasks that there are, on both sides of ``split``. xenoverse takes 0.1 to 1 s to
-            draw a task, which is kept until there are thousands, in every process: three tables of
-            S x A x S numbers. None: every episode draws one of its own.
-        split: Which tasks episodes play: ``all``; ``train``, all but a share that is held out;
+        num_states: Number of states, at least 8.
+        num_actions: Number of actions, at least 2.
+        num_tasks: Number of tasks on both sides of ``split``. xenoverse takes 0.1 to 1 s to draw a
+            task. Every process caches thousands of them: three tables of S x A x S numbers each.
+            None: every episode draws a new one.
+        split: Tasks that episodes play: ``all``; ``train``, all but a share that is held out;
             ``test``, that share.
         time_limit: Steps after which an episode is over. The task's own limit, 100 steps or more,
-            holds too.
-        num_envs: N, the number of environments.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
-        workers: Where the envs are played.
+            also applies.
+        num_envs: Number of envs N.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
+        workers: Worker processes, and the handling of failures.
 
     Raises:
-        ValueError: If a number is out of its range.
-        ImportError: If xenoverse is not installed.
+        ValueError: A number is out of its range.
+        ImportError: Xenoverse is not installed.
     """
 
     _counts_attempts = True

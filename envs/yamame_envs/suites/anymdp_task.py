@@ -1,4 +1,4 @@
-"""AnyMDP: random Markov decision processes, one per task, that have to be found out by trial.
+"""AnyMDP: random Markov decision processes, one per task, to be explored by trial.
 
 Tasks are those of the package xenoverse: transitions, rewards and their noise are tables, drawn so
 that a good policy is far from a random one. Its environment draws from NumPy's global generator,
@@ -24,25 +24,27 @@ def _sampler() -> Any:
     return import_extra("xenoverse.anymdp", extra="anymdp", owner="AnyMDP").AnyMDPTaskSampler
 
 
-@lru_cache(maxsize=4096)  # shared by the envs of a process: drawing takes far longer than playing
+# Shared by the envs of a process: drawing a task takes far longer than playing it.
+@lru_cache(maxsize=4096)
 def _drawn(num_states: int, num_actions: int, seed: int) -> Task:
-    with GlobalRandom(seed):  # the sampler sows its seed in NumPy's global generator
+    # The sampler seeds NumPy's global generator.
+    with GlobalRandom(seed):
         task: Task = _sampler()(num_states, num_actions, seed=seed)
     return task
 
 
 class AnyMDPTask(gymnasium.Env[np.int64, np.int64]):
-    """A Markov decision process whose tables are the task.
+    """Markov decision process whose tables are the task.
 
-    An episode ends in a terminal state of the task, or after the steps that the task names.
+    An episode ends in a terminal state of the task, or at the step limit of the task.
 
     Args:
-        num_states: States, all of which are seen: at least 8.
-        num_actions: Actions, at least 2.
-        num_tasks: How many tasks there are; None: one for each seed.
+        num_states: Number of states, all of which are observed, at least 8.
+        num_actions: Number of actions, at least 2.
+        num_tasks: Number of tasks; None: one for each seed.
 
     Raises:
-        ImportError: If xenoverse is not installed.
+        ImportError: Xenoverse is not installed.
     """
 
     def __init__(
@@ -54,24 +56,24 @@ class AnyMDPTask(gymnasium.Env[np.int64, np.int64]):
         self.action_space = spaces.Discrete(num_actions)
 
     def sample_task(self, seed: int) -> Task:
-        """Draws a task."""
+        """Draw a task."""
         return _drawn(*self._sizes, seed if self._num_tasks is None else seed % self._num_tasks)
 
     def task_hash(self, task: Task) -> int:
-        """A number that equal tasks share."""
+        """Return an integer that equal tasks share."""
         tables = b"".join(
             np.asarray(task[name]).tobytes() for name in ("state_mapping", "transition", "reward")
         )
         return int.from_bytes(hashlib.blake2b(tables, digest_size=8).digest(), "little")
 
     def set_task(self, task: Task) -> None:
-        """Plays this task from the next reset on."""
+        """Play this task from the next reset on."""
         self.task = task
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.int64, dict[str, Any]]:
-        """Begins an attempt at the task that is set."""
+        """Begin an attempt at the current task."""
         super().reset(seed=seed)
         self._stream = np.random.RandomState(seed)
         self._steps = 0
@@ -79,7 +81,7 @@ class AnyMDPTask(gymnasium.Env[np.int64, np.int64]):
         return self._seen(), {}
 
     def step(self, action: np.int64) -> tuple[np.int64, float, bool, bool, dict[str, Any]]:
-        """Plays one step."""
+        """Step the environment."""
         task, before = self.task, (self.state, int(action))
         self.state = self._stream.choice(len(task["transition"]), p=task["transition"][before])
         self._steps += 1

@@ -17,30 +17,29 @@ from yamame_envs.suites.atari_console import Console, Screen, find_game
 
 
 class Atari(HostedEnv):
-    """One Atari game, or several of which every episode draws one.
+    """Atari game, or several of which every episode draws one.
 
     Observation ``[N, 3, 84, 84]`` (grey: ``[N, 1, 84, 84]``) uint8: the screen, resized by area.
     Actions: all 18 of the joystick, whatever the game. Rewards are the points of the game, not
     clipped. An episode ends with the game or at the time limit.
 
     Args:
-        game: A game's name, as "Pong" or "ms_pacman", or several.
-        screen: Colour or grey; ``_max`` takes the brighter of the last two frames at every pixel,
+        game: Name of a game, as "Pong" or "ms_pacman", or several names.
+        screen: Colour or grey. ``_max`` takes the brighter of the last two frames at every pixel,
             for games that draw some objects in every other frame only.
-        frame_skip: Frames that a step lasts, at least 1.
-        sticky: Probability, at every frame, that the former action is executed instead of the new
+        frame_skip: Number of frames of a step, at least 1.
+        sticky: Probability, at every frame, that the previous action is executed instead of the new
             one.
-        life_loss_ends: Whether an episode ends with the first life; the next begins with a new
-            game.
-        time_limit: Steps of an episode at most; None for no limit, and then no ``time`` is shown.
-        num_envs: Consoles played at the same time.
-        seed: Names the games and the chance of all episodes.
-        device: Where all tensors live.
-        workers: Where the consoles run.
+        life_loss_ends: End an episode with the first life; the next one begins with a new game.
+        time_limit: Largest number of steps of an episode. None: there is no limit, and no ``time``.
+        num_envs: Number of consoles, played at the same time.
+        seed: Seed of the games and the chance of all episodes.
+        device: Device of all tensors.
+        workers: Worker processes, and the handling of failures.
 
     Raises:
-        ValueError: If a number is out of its range or a game unknown.
-        MissingExtra: If ale-py is not installed.
+        ValueError: A number is out of its range or a game unknown.
+        MissingExtra: Ale-py is not installed.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""An Atari 2600 console that plays one episode after the other.
+"""Atari 2600 console that plays one episode after the other.
 
-Every episode of a game begins in the very same state of the machine, whatever its seed: all chance
-lies in the sticky actions. They are therefore drawn here, and a machine is put back to its start
-instead of loaded anew, which takes a thousandth of the time.
+Every episode of a game begins in the same state of the machine, whatever its seed: all chance lies
+in the sticky actions. They are therefore drawn here, and a machine is restored to its start instead
+of loaded again, which takes a thousandth of the time.
 """
 
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ def _library() -> Any:
 
 
 def find_game(name: str) -> str:
-    """The name of a game's cartridge: "MsPacman" and "ms_pacman" are the same game.
+    """Return the name of a game's cartridge: "MsPacman" and "ms_pacman" are the same game.
 
     Raises:
-        ValueError: If there is no such game.
+        ValueError: There is no such game.
     """
     known = _library().roms.get_all_rom_ids()
     rom_name = {rom.replace("_", ""): rom for rom in known}.get(name.replace("_", "").lower())
@@ -52,7 +52,7 @@ def _resize(height: int, width: int) -> AreaResize:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """A console with its game, and how the game looks when an episode begins."""
+    """Console with its game, and the screen at the start of an episode."""
 
     ale: Any
     start: Any
@@ -76,7 +76,7 @@ def _load(game: str, grey: bool) -> _Machine:
 
 
 class Console(gymnasium.Env[Picture, Any]):
-    """One console; every episode plays a game drawn from the seed.
+    """Gymnasium environment of a console; every episode plays a game drawn from the seed.
 
     Args:
         games: Names of cartridges.
@@ -112,7 +112,7 @@ class Console(gymnasium.Env[Picture, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Picture, dict[str, Any]]:
-        """Begins an episode."""
+        """Begin an episode."""
         super().reset(seed=seed)
         game = self._games[int(self.np_random.integers(len(self._games)))]
         if game not in self._machines:
@@ -121,14 +121,13 @@ class Console(gymnasium.Env[Picture, Any]):
         self._machine.ale.restoreState(self._machine.start)
         self._held = self._actions[0]
         self._lives = self._machine.ale.lives()
-        self._screen = self._machine.first_screen  # restoring a machine does not restore its screen
+        # Restoring a machine does not restore its screen.
+        self._screen = self._machine.first_screen
         self._steps = 0
         return self._small(self._screen), {"game": game}
 
     def step(self, action: Any) -> tuple[Picture, float, bool, bool, dict[str, Any]]:
-        """Plays ``frame_skip`` frames; in each the former action goes on with the probability
-        ``sticky``.
-        """
+        """Play ``frame_skip`` frames; each repeats the last action with probability ``sticky``."""
         self._steps += 1
         ale, before, reward = self._machine.ale, self._screen, 0
         heeded = self.np_random.random(self._frame_skip) >= self._sticky
@@ -146,7 +145,7 @@ class Console(gymnasium.Env[Picture, Any]):
         return self._small(screen), float(reward), over, False, {}
 
     def render(self) -> Picture:
-        """The screen as the console shows it: ``[H, W, 3]`` uint8."""
+        """Return the full screen of the console: ``[H, W, 3]`` uint8."""
         machine = self._machine
         return machine.first_picture if self._steps == 0 else machine.screen(grey=False)
 

@@ -1,4 +1,4 @@
-"""Crafter, a survival game in which an agent is told what to do.
+"""Crafter, a survival game with instructions.
 
 Source of the game: Hafner, arXiv 2109.06780. Source of the instructions: AMAGO, arXiv 2310.09971,
 section 5 and appendix (Crafter).
@@ -18,47 +18,46 @@ from yamame_envs.suites.crafter_goals import parse_instruction
 
 
 class Crafter(HostedEnv):
-    """A new world and new goals in every episode; the goals are words.
+    """Crafter with a new world and new goals, in words, in every episode.
 
     Actions: the 17 of the game. Goals ``[K, 3]`` are ids of words (`crafter_goals.WORDS`):
     achievements ("collect wood", "make stone pickaxe") and places ("travel 20m 35m"). Each pays 1
     when it is achieved in its turn. The episode ends with the last goal, by death or at the time
-    limit. What is seen, by ``observation``:
+    limit. Observations, by ``observation``:
 
-    - ``"textures"``: ``textures`` ``[7, 9]`` int64, what is in each cell around the player, 0
+    - ``"textures"``: ``textures`` ``[7, 9]`` int64, content of each cell around the player, 0
       outside of the world; and ``status`` ``[21]``: direction of the player (x, y), 16 counts of
       items / 10, x and y of the player minus 30 / 60, daylight.
     - ``"crop"``: ``image`` ``[48, 64, 3]`` uint8, the world; and ``inventory`` ``[16]``, counts of
       items / 10.
     - ``"render"``: ``image`` ``[64, 64, 3]`` uint8, the world and the inventory.
 
-    What is asked and paid, by ``task``:
+    Goals and rewards, by ``task``:
 
     - ``"instructions"``: goals drawn by `crafter_goals.draw_goal`, or ``instruction``.
     - ``"tech_tree"``: in a third of the episodes steps of the tree of tools
       (`crafter_goals.draw_climb`).
-    - ``"undirected"``: nothing; all slots of ``goal`` are unused, the reward is the game's own, and
-      there is no ``success``.
+    - ``"undirected"``: no goals; all slots of ``goal`` are unused, the reward is the game's own,
+      and there is no ``success``.
 
     The game's speed depends on the package ``numba``, with which a world is made 15 times faster.
 
     Args:
-        observation: What is seen of the world.
-        num_goals: Goals of an instruction (K) at most.
-        min_goals: Goals of a drawn instruction at least; every number up to ``num_goals`` is
-            equally likely.
-        instruction: Goals in words that are asked in every episode, at most ``num_goals``; None
-            where goals are drawn.
-        task: What is asked and paid.
-        time_limit: Steps of an episode at most.
-        num_envs: Worlds played at the same time.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
-        workers: Where the worlds are played.
+        observation: Observation of the world.
+        num_goals: Largest number K of goals of an instruction.
+        min_goals: Smallest number of goals of a drawn instruction. Every number up to
+            ``num_goals`` is equally likely.
+        instruction: Goals of every episode in words, at most ``num_goals``. None: goals are drawn.
+        task: Goals and rewards.
+        time_limit: Largest number of steps of an episode.
+        num_envs: Number of worlds, played at the same time.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
+        workers: Worker processes, and the handling of failures.
 
     Raises:
-        ImportError: If the package ``crafter`` is not installed.
-        ValueError: If a number is out of its range, a word is unknown, or settings exclude each
+        ImportError: The package ``crafter`` is not installed.
+        ValueError: A number is out of its range, a word is unknown, or settings exclude each
             other.
     """
 
@@ -95,14 +94,14 @@ class Crafter(HostedEnv):
         )
 
     def set_instruction(self, text: str | None) -> None:
-        """Asks for the same goals in every episode from the next reset, of all envs, on.
+        """Set the goals of every episode from the next reset on, which must be of all envs.
 
         Args:
             text: Goals in their order, separated by commas, as in
                 ``"collect sapling, place plant, eat cow"``. None: goals are drawn.
 
         Raises:
-            ValueError: If this is no instruction, or the task knows none.
+            ValueError: This is not an instruction, or the task has none.
         """
         settings = self._env_settings
         goals = None if text is None else parse_instruction(text)
@@ -112,9 +111,11 @@ class Crafter(HostedEnv):
         self._make_anew(partial(CrafterEnv, **self._env_settings))
 
     def _make_anew(self, make: Make) -> None:
-        """Plays envs that are made otherwise; their worlds and their processes are given up."""
+        """Replace the function that makes envs, and close their worlds and processes."""
         if self._player is not None:
             self._player.close()
-        self._player, self._make_env = None, make
+        self._player = None
+        self._make_env = make
         self._aborting.clear()
-        self._now.forget()
+        # The next call must be a reset of all envs.
+        self._current.clear()

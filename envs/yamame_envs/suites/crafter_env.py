@@ -1,7 +1,7 @@
-"""Crafter with instructions as a Gymnasium environment of one env.
+"""Gymnasium environment of Crafter with instructions.
 
-Its seed decides the world, everything that happens in it, and the instruction. PyTorch is not
-needed here.
+Its seed decides the world, everything that happens in it, and the instruction. This module does not
+import PyTorch.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,8 @@ from yamame_envs.suites.crafter_pictures import Painter
 Mode = Literal["textures", "crop", "render"]
 Task = Literal["instructions", "tech_tree", "undirected"]
 
-_SLOTS = 3  # a step's goals: one by the action, one by waking up, one by the place
+# Goals of a step: one by the action, one by waking up, one by the place.
+_SLOTS = 3
 _ITEMS = 16
 _CLIMBS = 1 / 3
 _UNIT, _PICTURE_UNIT = 7, 48
@@ -40,19 +41,19 @@ Observation = dict[str, npt.NDArray[Any]]
 
 
 class CrafterEnv(gymnasium.Env[Any, Any]):
-    """See `yamame_envs.suites.crafter.Crafter` for what is seen, asked and paid.
+    """Crafter of one env; see `yamame_envs.suites.crafter.Crafter`.
 
     Args:
-        observation: What is seen of the world.
-        num_goals: Goals of an instruction (K) at most.
-        min_goals: Goals of a drawn instruction at least.
-        instruction: Goals in words that are asked in every episode; None where they are drawn.
-        task: What is asked and paid.
+        observation: Observation of the world.
+        num_goals: Largest number K of goals of an instruction.
+        min_goals: Smallest number of goals of a drawn instruction.
+        instruction: Goals of every episode in words. None: goals are drawn.
+        task: Goals and rewards.
         render_mode: ``"rgb_array"`` or None.
 
     Raises:
-        ImportError: If the package ``crafter`` is not installed.
-        ValueError: If a number is out of its range, a word is unknown, or settings exclude each
+        ImportError: The package ``crafter`` is not installed.
+        ValueError: A number is out of its range, a word is unknown, or settings exclude each
             other.
     """
 
@@ -100,18 +101,18 @@ class CrafterEnv(gymnasium.Env[Any, Any]):
 
     @property
     def game(self) -> Game:
-        """The game that is played."""
+        """Current game."""
         return self._game
 
     @property
     def instruction(self) -> list[Goal]:
-        """The goals of this episode; none without instructions."""
+        """Goals of this episode; empty without instructions."""
         return list(self._goals)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begins the episode of a seed; without one, the next of those that the last seed began."""
+        """Begin the episode of a seed; without one, the next episode of the last seed."""
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(2**31))
@@ -130,7 +131,7 @@ class CrafterEnv(gymnasium.Env[Any, Any]):
         return draw_instruction(random, *self._counts)
 
     def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Plays one step."""
+        """Step the environment."""
         names, reward = self._game.step(int(action))
         achieved = [parse_goal(name) for name in names]
         place = place_reached(*self._game.position)
@@ -184,9 +185,7 @@ class CrafterEnv(gymnasium.Env[Any, Any]):
         return self._painters[unit]
 
     def render(self) -> npt.NDArray[np.uint8] | None:
-        """The picture a player would see, ``[432, 432, 3]`` RGB, or nothing without a render
-        mode.
-        """
+        """Return the picture of the game, ``[432, 432, 3]`` RGB; None without a render mode."""
         return None if self.render_mode is None else self._painter(_PICTURE_UNIT).picture()
 
 
@@ -199,11 +198,10 @@ def _check(observation: str, num_goals: int, min_goals: int, task: str) -> None:
 
 
 def parse_fixed(instruction: Sequence[str], num_goals: int, task: str) -> list[Goal]:
-    """The goals of a fixed instruction.
+    """Return the goals of a fixed instruction.
 
     Raises:
-        ValueError: If there are none or too many, a goal is unknown, or the task knows no
-            instructions.
+        ValueError: There are none or too many, a goal is unknown, or the task has no instructions.
     """
     several = not isinstance(instruction, str) and 1 <= len(instruction) <= num_goals
     require(

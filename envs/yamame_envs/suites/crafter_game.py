@@ -1,11 +1,11 @@
-"""One world of Crafter, played without being drawn.
+"""World of Crafter, played without drawing it.
 
 `Game` plays a world of the package ``crafter`` exactly as that package would, in half the time: it
 updates the creatures near the player without measuring the distance to every object of the world,
 and it draws nothing. Two things differ on purpose. Creatures of a chunk are listed by their place,
-where the package lists them by their address in memory, so that the seed alone decides what
-happens. And the noise of the pictures at night has generators of its own, so that looking does not
-change what happens.
+where the package lists them by their address in memory, so that the seed alone decides the game.
+And the noise of the pictures at night has separate generators, so that drawing does not change the
+game.
 """
 
 from typing import Any
@@ -20,7 +20,8 @@ Bytes = npt.NDArray[np.uint8]
 GRID = (9, 7)
 """Cells in view, across and down; the player is in the middle."""
 
-_REACH = 18  # objects at least so far away, in steps, rest; twice the side of the package's view
+# Objects at least so far away, in steps, rest: twice the side of the package's view.
+_REACH = 18
 _BALANCE_EVERY = 10
 
 
@@ -29,16 +30,17 @@ def _place(thing: Any) -> tuple[int, int]:
 
 
 class Game:
-    """A world, its player, and what the player has achieved.
+    """World, its player, and the achievements of the player.
 
     Raises:
-        ImportError: If the package is not installed.
+        ImportError: The package is not installed.
     """
 
     def __init__(self) -> None:
         crafter = import_extra("crafter", extra="crafter", owner="Crafter")
         self.library = crafter.Env(seed=0, length=None)
-        self.library._obs = lambda: None  # on this object alone: a reset draws no picture
+        # A reset of this object draws no picture.
+        self.library._obs = lambda: None
         self.actions: list[str] = crafter.constants.actions
         self.materials = len(self.library._world._mat_ids)
         self._kinds: dict[type, int] = self.library._sem_view._obj_ids
@@ -46,42 +48,40 @@ class Game:
 
     @property
     def num_textures(self) -> int:
-        """Materials and kinds of objects, and the outside of the world."""
+        """Number of materials and kinds of objects, and the outside of the world."""
         return self.materials + len(self._kinds) + 1
 
     @property
     def player(self) -> Any:
-        """The player; all of its state can be read and set."""
+        """Player of the package, whose state can be read and set."""
         return self.library._player
 
     @property
     def world(self) -> Any:
-        """The world; all of its state can be read and set."""
+        """World of the package, whose state can be read and set."""
         return self.library._world
 
     @property
     def position(self) -> tuple[int, int]:
-        """x to the right and y downwards, each in 0 .. 63."""
+        """Position of the player: x to the right and y downwards, each in 0..63."""
         return _place(self.player)
 
     @property
     def inventory(self) -> npt.NDArray[np.float32]:
-        """How much there is of each item, ``[16]``."""
+        """Count of all items, ``[16]``."""
         return np.fromiter(self.player.inventory.values(), np.float32)
 
     def begin(self, seed: int) -> None:
-        """Begins the world that ``crafter.Env(seed=seed)`` begins first, whatever was played
-        before.
-        """
+        """Begin the first world of ``crafter.Env(seed=seed)``, whatever was played before."""
         self._seed = seed
         self.library._seed, self.library._episode = seed, 0
         self.library.reset()
 
     def step(self, action: int) -> tuple[list[str], float]:
-        """Plays one step.
+        """Step the environment.
 
         Returns:
-            The achievements of this step, and the package's own reward.
+            Achievements of this step, and the reward of the package.
         """
         library, player = self.library, self.player
         before = tuple(player.achievements.values())
@@ -97,9 +97,7 @@ class Game:
         return achieved, self._native_reward(achieved)
 
     def _update_near(self) -> None:
-        """Updates the player, then the objects near it that were there before, in the order of
-        their age.
-        """
+        """Update the player, then the objects that were near it before, in the order of age."""
         world, player = self.world, self.player
         left, top = (max(0, coordinate - _REACH) for coordinate in self.position)
         window = world._obj_map[left : left + 2 * _REACH + 1, top : top + 2 * _REACH + 1]
@@ -124,9 +122,7 @@ class Game:
         return reward
 
     def cells(self, map_name: str, outside: int) -> npt.NDArray[np.int64]:
-        """The part in view of one of the world's maps, ``[9, 7]`` (x, y), filled with
-        ``outside``.
-        """
+        """Return the visible part of a map, ``[9, 7]`` (x, y), padded with ``outside``."""
         whole = getattr(self.world, map_name)
         view = np.full(GRID, outside, np.int64)
         x, y = self.position
@@ -137,19 +133,19 @@ class Game:
         return view
 
     def objects(self) -> list[tuple[int, int, Any]]:
-        """The objects in view: x and y in the view, and the object."""
+        """Return the visible objects: x and y in the view, and the object."""
         ages = self.cells("_obj_map", 0)
         columns, rows = ages.nonzero()
         places = zip(columns.tolist(), rows.tolist(), ages[columns, rows].tolist(), strict=True)
         return [(x, y, self.world._objects[age]) for x, y, age in places]
 
     def textures(self) -> npt.NDArray[np.int64]:
-        """What is in each cell in view, ``[7, 9]`` (down, across): 0 outside of the world."""
+        """Return the content of visible cells, ``[7, 9]`` (down, across); 0 outside the world."""
         view = self.cells("_mat_map", -1)
         for x, y, thing in self.objects():
             view[x, y] = self._kinds[type(thing)]
         return np.ascontiguousarray(view.T) + 1
 
     def noise(self) -> np.random.RandomState:
-        """The generator of this step's noise in pictures."""
+        """Return the generator of this step's noise in pictures."""
         return np.random.RandomState((self._seed, self.library._step))

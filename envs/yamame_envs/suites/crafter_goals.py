@@ -1,4 +1,4 @@
-"""Crafter's instructions: the words, the goals they make, and how goals are drawn.
+"""Instructions of Crafter: their words, their goals, and the distribution of goals.
 
 A goal is three words of a closed vocabulary, given by their ids; shorter goals are filled up with
 the word ``pad``. 22 goals are Crafter's achievements ("collect wood", "make stone pickaxe", "wake
@@ -19,7 +19,8 @@ Goal = tuple[int, int, int]
 
 _COORDINATES = tuple(range(0, 61, 5))
 _CENTER = 32
-_FARTHEST = 44  # the largest reach of a travel goal that is drawn
+# Largest reach of a drawn travel goal.
+_FARTHEST = 44
 
 WORDS = (
     *("collect", "defeat", "eat", "make", "place"),
@@ -28,7 +29,7 @@ WORDS = (
     *("travel", "pad", "wake", "up"),
     *(f"{coordinate}m" for coordinate in _COORDINATES),
 )
-"""The vocabulary: a word's id is its index."""
+"""Vocabulary; the id of a word is its index."""
 
 SINGLE_GOALS = (
     *("collect drink", "collect sapling", "collect wood", "collect stone", "collect coal"),
@@ -65,10 +66,10 @@ TECH_TREE = (
     *("collect stone", "make stone pickaxe", "make stone sword", "collect iron", "place furnace"),
     *("make iron pickaxe", "make iron sword"),
 )
-"""What may be asked of those who climb the tree of tools, in the order of the climb."""
+"""Goals on the tree of tools, in the order of the climb."""
 
 TRAVEL_SHARE = 0.2
-"""How often a drawn goal is a place."""
+"""Share of drawn goals that are places."""
 
 
 _MATERIALS = (("wood", 30), ("stone", 15), ("iron", 5))
@@ -95,7 +96,7 @@ GOAL_SHARES = {
     for kind, (share, things) in _KINDS.items()
     for thing, percent in things.items()
 }
-"""How often a drawn goal is each of the achievements; "wake up" is never asked."""
+"""Share of each achievement among drawn goals; "wake up" is never drawn."""
 
 
 def _tokens(text: str) -> Goal:
@@ -115,10 +116,10 @@ _REACH_ENDS = np.cumsum(np.arange(_FARTHEST, 0, -1)) / (_FARTHEST * (_FARTHEST +
 
 
 def parse_goal(text: str) -> Goal:
-    """The ids of a goal's words; underscores and capitals are accepted.
+    """Return the ids of the words of a goal; underscores and capitals are accepted.
 
     Raises:
-        ValueError: If this is no goal of the game.
+        ValueError: This is not a goal of the game.
 
     >>> parse_goal("eat plant")
     (2, 15, 21)
@@ -126,19 +127,21 @@ def parse_goal(text: str) -> Goal:
     words = " ".join(text.lower().replace("_", " ").split())
     goal = _GOALS.get(words)
     if goal is None:
-        places = f"'travel X Y' with X and Y in {_COORDINATES[0]}m, {_COORDINATES[1]}m, ..., {_COORDINATES[-1]}m"
+        first, second, last = _COORDINATES[0], _COORDINATES[1], _COORDINATES[-1]
+        places = f"'travel X Y' with X and Y in {first}m, {second}m, ..., {last}m"
         near = ", ".join(get_close_matches(words, _GOALS, n=3, cutoff=0.5)) or "nothing"
         raise ValueError(
-            f"Crafter: goal must be one of {', '.join(SINGLE_GOALS)} or {places}, got {text!r}; near it: {near}"
+            f"Crafter: goal must be one of {', '.join(SINGLE_GOALS)} or {places}, "
+            f"got {text!r}; near it: {near}"
         )
     return goal
 
 
 def parse_instruction(text: str) -> list[str]:
-    """The goals of an instruction, separated by commas, as they are written in full.
+    """Return the goals of an instruction that is separated by commas, in their full form.
 
     Raises:
-        ValueError: If one of them is no goal of the game.
+        ValueError: One of them is not a goal of the game.
 
     >>> parse_instruction("Collect sapling, place_plant, eat cow")
     ['collect sapling', 'place plant', 'eat cow']
@@ -147,16 +150,17 @@ def parse_instruction(text: str) -> list[str]:
 
 
 def goal_text(goal: Sequence[float]) -> str:
-    """The words of a goal given by their ids.
+    """Return the words of a goal given by their ids.
 
     Raises:
-        ValueError: If these are no goal's ids, as in an unused or completed slot of an instruction.
+        ValueError: These are not the ids of a goal, as in an unused or completed slot.
 
     >>> goal_text([20.0, 28.0, 31.0])
     'travel 20m 35m'
     """
     numbers = tuple(float(number) for number in goal)
-    text = _TEXTS.get(numbers)  # type: ignore[arg-type]  # whole floats hash and compare as the ids
+    # Whole floats hash and compare as the ids.
+    text = _TEXTS.get(numbers)  # type: ignore[arg-type]
     if text is None:
         raise ValueError(
             f"Crafter: goal must be the ids of three words that make a goal, got {numbers}"
@@ -165,8 +169,7 @@ def goal_text(goal: Sequence[float]) -> str:
 
 
 def place_reached(x: int, y: int) -> Goal | None:
-    """The travel goal that holds at a position: less than 2 cells from it; never more than one
-    does.
+    """Return the travel goal that is less than 2 cells from a position; None if there is none.
 
     >>> goal_text(place_reached(19, 36))
     'travel 20m 35m'
@@ -177,7 +180,7 @@ def place_reached(x: int, y: int) -> Goal | None:
 
 
 def draw_goal(random: np.random.Generator) -> Goal:
-    """Draws one goal of an instruction: an achievement by `GOAL_SHARES`, or a place."""
+    """Draw one goal of an instruction: an achievement by `GOAL_SHARES`, or a place."""
     share = random.random()
     if share >= 1 - TRAVEL_SHARE:
         return draw_place(random)
@@ -185,7 +188,7 @@ def draw_goal(random: np.random.Generator) -> Goal:
 
 
 def draw_place(random: np.random.Generator) -> Goal:
-    """Draws a place to travel to; near ones are likelier.
+    """Draw a place to travel to; near ones are likelier.
 
     A reach d in 1 .. 44 is drawn in proportion to 45 - d. Every place is ranked by its distance
     from the middle of the world plus a number of its own from U(0, 1); the highest rank among those
@@ -199,22 +202,20 @@ def draw_place(random: np.random.Generator) -> Goal:
 
 
 def draw_instruction(random: np.random.Generator, min_goals: int, num_goals: int) -> list[Goal]:
-    """Draws a number of goals in ``min_goals .. num_goals``, all equally likely, then every goal by
-    itself.
-    """
+    """Draw a uniform number of goals in ``min_goals .. num_goals``, then every goal by itself."""
     return [draw_goal(random) for _ in range(random.integers(min_goals, num_goals + 1))]
 
 
 def draw_climb(random: np.random.Generator, min_goals: int, num_goals: int) -> list[Goal]:
-    """Draws steps of the tree of tools, in the order of the climb, none twice.
+    """Draw distinct steps of the tree of tools, in the order of the climb.
 
-    How many of the first steps may be asked is drawn too; in the source it is how far this
-    process's agent ever came, of which a seed knows nothing.
+    The height up to which steps are drawn is random too. In the source it depends on the progress
+    of the agent, which a seed cannot know.
 
     Args:
-        random: The generator to draw from.
-        min_goals: Goals at least, no more than `TECH_TREE` has.
-        num_goals: Goals at most.
+        random: Generator.
+        min_goals: Smallest number of goals, at most the length of `TECH_TREE`.
+        num_goals: Largest number of goals.
     """
     height = int(random.integers(min_goals, len(TECH_TREE) + 1))
     count = int(random.integers(min_goals, min(num_goals, height) + 1))
@@ -223,9 +224,7 @@ def draw_climb(random: np.random.Generator, min_goals: int, num_goals: int) -> l
 
 
 def encode(goals: Sequence[Goal], slots: int, unused: float) -> npt.NDArray[np.float32]:
-    """Goals as an array ``[slots, 3]``, the first slots first, the others filled with
-    ``unused``.
-    """
+    """Encode goals as an array ``[slots, 3]``; the last slots are filled with ``unused``."""
     array = np.full((slots, 3), unused, np.float32)
     if goals:
         array[: len(goals)] = goals

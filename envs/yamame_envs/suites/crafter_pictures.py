@@ -1,6 +1,4 @@
-"""Pictures of Crafter's worlds: the package's own, pixel by pixel, drawn in a fraction of the
-time.
-"""
+"""Pictures of Crafter's worlds, equal to those of the package, in a fraction of the time."""
 
 from typing import Any
 
@@ -9,14 +7,15 @@ import numpy as np
 from yamame_envs.suites.crafter_game import GRID, Bytes, Game
 
 _OUTSIDE = 127
-_STRIP = 2  # rows of cells that show the inventory
+# Rows of cells that show the inventory.
+_STRIP = 2
 
 
 class Painter:
-    """Draws a game with square cells; tiles are made once and kept.
+    """Painter of a game with square cells, which caches tiles.
 
     Args:
-        game: The game to draw.
+        game: Game to draw.
         unit: Side of a cell in pixels.
     """
 
@@ -31,7 +30,7 @@ class Painter:
         return self._game.library._textures.get(name, (self._unit, self._unit))
 
     def _material_tiles(self) -> Bytes:
-        """One tile per material, and at the end one for the outside of the world."""
+        """Return a tile per material, and a last one for the outside of the world."""
         unit = self._unit
         tiles = np.full((self._game.materials + 1, unit, unit, 3), _OUTSIDE, np.uint8)
         for index, name in self._game.world._mat_names.items():
@@ -53,7 +52,7 @@ class Painter:
         return tile
 
     def world(self) -> Bytes:
-        """The cells in view, ``[7 * unit, 9 * unit, 3]`` RGB, as light as it is by day or night."""
+        """Draw the visible cells, ``[7 * unit, 9 * unit, 3]`` RGB, darker at night."""
         materials = self._game.cells("_mat_map", self._game.materials)
         tiles = self._materials[materials]
         for x, y, thing in self._game.objects():
@@ -77,7 +76,7 @@ class Painter:
         return lit.astype(np.uint8)
 
     def inventory(self) -> Bytes:
-        """The inventory, ``[2 * unit, 9 * unit, 3]`` RGB."""
+        """Draw the inventory, ``[2 * unit, 9 * unit, 3]`` RGB."""
         items = self._game.player.inventory
         counts = tuple(items.values())
         if self._strip is None or self._strip[0] != counts:
@@ -86,5 +85,5 @@ class Painter:
         return self._strip[1]
 
     def picture(self) -> Bytes:
-        """World and inventory, ``[9 * unit, 9 * unit, 3]`` RGB."""
+        """Draw world and inventory, ``[9 * unit, 9 * unit, 3]`` RGB."""
         return np.concatenate([self.world(), self.inventory()])

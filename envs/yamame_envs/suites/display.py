@@ -1,14 +1,14 @@
-"""Whether MuJoCo can draw here. Asking it where it cannot leaves broken OpenGL objects behind."""
+"""Check of the display before MuJoCo draws: a failed try would leave broken OpenGL objects."""
 
 import os
 import sys
 
 
 def require_display() -> None:
-    """Passes where MuJoCo has a screen, or was told how to draw without one.
+    """Raise if MuJoCo has neither a screen nor a setting to draw without one.
 
     Raises:
-        RuntimeError: Says what to set.
+        RuntimeError: Names the variable to set.
     """
     if sys.platform != "linux" or os.environ.get("MUJOCO_GL", "") in ("egl", "osmesa"):
         return

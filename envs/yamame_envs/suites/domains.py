@@ -1,9 +1,8 @@
-"""Several Gymnasium environments behind one observation and one action: every episode plays one of
-them.
+"""Gymnasium environment that plays one of several others in every episode.
 
-Observations are flattened (one-hot where they are discrete) and filled up with zeros. What is
-continuous is acted on in [-1, 1], further numbers are ignored; discrete actions are counted
-through, further ones do something by chance.
+Observations are flattened (discrete ones to one-hots) and padded with zeros. Continuous actions are
+in [-1, 1], and superfluous numbers are ignored. Discrete actions are enumerated, and superfluous
+ones are replaced by a random action.
 """
 
 import warnings
@@ -22,19 +21,19 @@ from gymnasium import spaces
 from yamame_envs.suites.global_random import GlobalRandom
 
 _SEEDED = ("gymnasium.", "yamame_envs.")
-"""Modules whose environments never draw from the generators of the whole process."""
+"""Modules whose environments never use the global random generators."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommonSpaces:
-    """What domains have in common.
+    """Common observation and action space of all domains.
 
     Attributes:
-        ids: Their identifiers.
+        ids: Ids of the domains.
         observation_size: Size of the largest flattened observation.
-        action_sizes: Actions of each domain, or the length of its action vector.
-        discrete: Whether actions are discrete.
-        limit: The longest of their step limits, None where one is unknown.
+        action_sizes: Number of actions of each domain, or the length of its action vector.
+        discrete: True if actions are discrete.
+        limit: Longest step limit; None if one is unknown.
     """
 
     ids: tuple[str, ...]
@@ -45,8 +44,10 @@ class CommonSpaces:
 
 
 def _decoder(space: spaces.Space[Any], name: str) -> tuple[bool, int, Callable[[Any], Any]]:
-    """Whether a space is discrete, its size, and what makes one of its values of an index or a
-    vector.
+    """Return how to decode actions of a space.
+
+    Returns:
+        True if the space is discrete, its size, and the function that decodes an index or a vector.
     """
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
@@ -70,8 +71,8 @@ def _decoder(space: spaces.Space[Any], name: str) -> tuple[bool, int, Callable[[
 
         return False, int(prod(space.shape)), scaled
     raise ValueError(
-        "MultiDomain: action spaces must be Discrete, MultiDiscrete, MultiBinary or a Box with finite bounds, "
-        f"got {space} of {name!r}"
+        "MultiDomain: action spaces must be Discrete, MultiDiscrete, MultiBinary or a Box with "
+        f"finite bounds, got {space} of {name!r}"
     )
 
 
@@ -84,7 +85,8 @@ def _make(name: str) -> gymnasium.Env[Any, Any]:
                 import_module(module)
         env: gymnasium.Env[Any, Any] = gymnasium.make(name, disable_env_checker=True)
         if "rgb_array" in env.metadata.get("render_modes", ()):
-            with suppress(TypeError):  # some name the mode but take no such argument
+            # Some list the mode but do not accept the argument.
+            with suppress(TypeError):
                 env = gymnasium.make(name, disable_env_checker=True, render_mode="rgb_array")
     except (gymnasium.error.Error, ImportError) as error:
         message = (
@@ -95,14 +97,13 @@ def _make(name: str) -> gymnasium.Env[Any, Any]:
 
 
 class Domain:
-    """One environment, flattened.
+    """Environment with flattened observations and actions.
 
     Args:
-        name: Its identifier, with the module that registers it before a colon where that must be
-            imported.
+        name: Registered id, or ``"module:id"`` to import a module first.
 
     Raises:
-        ValueError: If it cannot be made or flattened.
+        ValueError: It cannot be made or flattened.
     """
 
     def __init__(self, name: str) -> None:
@@ -110,8 +111,10 @@ class Domain:
         try:
             self.observation_size = int(spaces.flatdim(self.env.observation_space))
         except (NotImplementedError, ValueError) as error:
-            message = f"MultiDomain: observations must have a fixed size, got {self.env.observation_space}"
-            raise ValueError(f"{message} of {name!r}") from error
+            raise ValueError(
+                "MultiDomain: observations must have a fixed size, "
+                f"got {self.env.observation_space} of {name!r}"
+            ) from error
         self.discrete, self.action_size, self._decode = _decoder(self.env.action_space, name)
         inner = self.env.unwrapped
         seeded = type(inner).__module__.startswith(_SEEDED)
@@ -120,7 +123,7 @@ class Domain:
         self.limit: int | None = registered or getattr(inner, "max_episode_length", None)
 
     def reset(self, seed: int) -> npt.NDArray[np.float32]:
-        """Begins the episode of a seed."""
+        """Begin the episode of a seed."""
         if self._random is not None:
             self._random.seed(seed)
             self.env.action_space.seed(seed)
@@ -130,9 +133,7 @@ class Domain:
         return self._flat(seen)
 
     def step(self, action: Any) -> tuple[npt.NDArray[np.float32], float, bool, dict[str, Any]]:
-        """Plays one step; returns the observation, the reward, whether the episode is over, and the
-        info.
-        """
+        """Step the environment; return the observation, the reward, the end flag and the info."""
         with self._random or nullcontext():
             seen, reward, terminated, truncated, info = self.env.step(self._decode(action))
         return self._flat(seen), float(reward), bool(terminated or truncated), info
@@ -142,10 +143,10 @@ class Domain:
 
 
 def survey(ids: tuple[str, ...]) -> CommonSpaces:
-    """Finds out what domains have in common.
+    """Read the common spaces of domains.
 
     Raises:
-        ValueError: If they cannot be mixed.
+        ValueError: They cannot be mixed.
     """
     domains = [Domain(name) for name in ids]
     for domain in domains:
@@ -153,8 +154,8 @@ def survey(ids: tuple[str, ...]) -> CommonSpaces:
     kinds = {domain.discrete: name for domain, name in zip(domains, ids, strict=True)}
     if len(kinds) > 1:
         raise ValueError(
-            "MultiDomain: ids must have either discrete or continuous actions, got discrete ones in "
-            f"{kinds[True]!r} and continuous ones in {kinds[False]!r}"
+            "MultiDomain: ids must have either discrete or continuous actions, "
+            f"got discrete ones in {kinds[True]!r} and continuous ones in {kinds[False]!r}"
         )
     limits = [domain.limit for domain in domains]
     return CommonSpaces(
@@ -167,11 +168,11 @@ def survey(ids: tuple[str, ...]) -> CommonSpaces:
 
 
 class Domains(gymnasium.Env[dict[str, Any], Any]):
-    """One env: every episode plays a domain drawn from the seed.
+    """Environment whose every episode plays a domain drawn from the seed.
 
     Args:
-        common: What the domains have in common.
-        show_domain: Whether there is an entry ``domain``.
+        common: Common spaces of the domains.
+        show_domain: Add the entry ``domain``.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
@@ -199,7 +200,7 @@ class Domains(gymnasium.Env[dict[str, Any], Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begins an episode."""
+        """Begin an episode."""
         super().reset(seed=seed)
         self._index = int(self.np_random.integers(len(self._common.ids)))
         if self._index not in self._built:
@@ -209,7 +210,7 @@ class Domains(gymnasium.Env[dict[str, Any], Any]):
         return self._observation(seen, valid=True), {"domain": self._common.ids[self._index]}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Plays one step; a domain's own time limit ends the episode like its other ends."""
+        """Step the domain; its own time limit terminates the episode like its other ends."""
         size, valid = self._domain.action_size, True
         if self._common.discrete:
             valid = int(action) < size
@@ -220,11 +221,11 @@ class Domains(gymnasium.Env[dict[str, Any], Any]):
         return self._observation(seen, valid=valid), reward, over, False, info
 
     def render(self) -> Any:
-        """The picture of the domain that is played."""
+        """Return the picture of the current domain."""
         return self._domain.env.render()
 
     def close(self) -> None:
-        """Closes all domains."""
+        """Close all domains."""
         for domain in self._built.values():
             domain.env.close()
 

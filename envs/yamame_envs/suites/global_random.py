@@ -1,4 +1,4 @@
-"""Keeps code that draws from the generators of the whole process apart from all other code.
+"""Isolation of code that uses the global random generators.
 
 >>> first, second = GlobalRandom(), GlobalRandom()
 >>> drawn = []
@@ -16,22 +16,23 @@ from numpy.random import mtrand
 
 
 class GlobalRandom:
-    """Within its block, ``random`` and ``numpy.random`` are generators of its own, which go on from
-    block to block.
+    """Context in which ``random`` and ``numpy.random`` use separate generators.
 
-    NumPy's generator is exchanged, not copied, which is hundreds of times faster, but forgets the
-    second of a pair of numbers that ``numpy.random.randn`` and its like draw at a time, on both
-    sides.
+    They continue from block to block.
+
+    NumPy's generator is exchanged, not copied, which is hundreds of times faster, but loses the
+    second of a pair of numbers that ``numpy.random.randn`` and similar functions draw at a time, on
+    both sides.
 
     Args:
-        seed: Where its generators begin.
+        seed: Seed of the generators.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Begins anew; call it outside of a block."""
+        """Seed the generators; must be called outside of a block."""
         self._python = random.Random(seed).getstate()
         self._numpy: np.random.BitGenerator = np.random.MT19937(seed)
 

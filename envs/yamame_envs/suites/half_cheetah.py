@@ -1,4 +1,4 @@
-"""Half-Cheetah-Vel, as a TorchRL environment."""
+"""TorchRL environment of Half-Cheetah-Vel."""
 
 from functools import partial
 
@@ -11,22 +11,22 @@ from yamame_envs.suites.half_cheetah_task import HalfCheetahVelTask
 
 
 class HalfCheetahVel(HostedEnv):
-    """Run at a hidden velocity: the 17 numbers of HalfCheetah, six torques in [-1, 1], one long
-    attempt.
+    """HalfCheetah that runs at a hidden velocity, in one long attempt.
 
-    The reward of a step is ``-|velocity - target| - 0.05 |action|^2``; the previous reward is all
-    there is to tell the target. Standing still costs the target velocity per step.
+    Observations are the 17 numbers of HalfCheetah, actions are six torques in [-1, 1]. The reward
+    of a step is ``-|velocity - target| - 0.05 |action|^2``; only the reward depends on the target.
+    Standing still costs the target velocity per step.
 
     Args:
         max_velocity: Targets are uniform in [0, max_velocity], metres per second; positive.
         time_limit: Steps of an episode.
-        num_envs: N, the number of environments.
+        num_envs: Number of envs N.
         seed: Names the tasks of all episodes: their targets and the postures they begin with.
-        device: Where all tensors live.
-        workers: Where the envs are played.
+        device: Device of all tensors.
+        workers: Worker processes, and the handling of failures.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: A number is out of its range.
         ImportError: If MuJoCo is not installed.
     """
 

@@ -1,4 +1,4 @@
-"""Half-Cheetah-Vel: run at a velocity that has to be found out from the reward.
+"""Half-Cheetah-Vel: run at a hidden velocity, which only the reward depends on.
 
 The task of Finn, Abbeel and Levine, arXiv 1703.03400, with rewards and horizon as in AMAGO, arXiv
 2310.09971. The physics are Gymnasium's HalfCheetah-v5, which moves exactly as HalfCheetah-v4.
@@ -18,7 +18,7 @@ Vector = npt.NDArray[np.float32]
 
 
 class HalfCheetahVelTask(gymnasium.Env[Vector, Vector]):
-    """A cheetah in the plane with a target velocity, drawn at every reset and never shown.
+    """Cheetah in the plane with a hidden target velocity, drawn at every reset.
 
     The reward of a step is ``-|velocity - target| - 0.05 |action|^2``, its velocity the distance
     travelled over the time passed, 0.05 seconds. An episode never ends.
@@ -27,7 +27,7 @@ class HalfCheetahVelTask(gymnasium.Env[Vector, Vector]):
         max_velocity: Targets are uniform in [0, max_velocity], metres per second; positive.
 
     Attributes:
-        target: The velocity that is wanted.
+        target: Target velocity.
 
     Raises:
         ImportError: If MuJoCo is not installed.
@@ -50,23 +50,23 @@ class HalfCheetahVelTask(gymnasium.Env[Vector, Vector]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Vector, dict[str, Any]]:
-        """Draws the posture, then a target: the posture must tell nothing of the target."""
+        """Draw the posture, then the target, so that the posture is independent of the target."""
         seen, _ = self._env.reset(seed=seed, options=options)
         self.target = float(self._env.np_random.uniform(0.0, self._max_velocity))
         return seen.astype(np.float32), {}
 
     def step(self, action: Vector) -> tuple[Vector, float, bool, bool, dict[str, Any]]:
-        """Plays one step."""
+        """Step the environment."""
         seen, _, _, _, info = self._env.step(action)
         reward = info["reward_ctrl"] - abs(info["x_velocity"] - self.target)
         return seen.astype(np.float32), float(reward), False, False, {}
 
     def render(self) -> npt.NDArray[np.uint8]:
-        """The picture: ``[480, 480, 3]``."""
+        """Return the picture: ``[480, 480, 3]``."""
         require_display()
         picture: npt.NDArray[np.uint8] = self._env.render()
         return picture
 
     def close(self) -> None:
-        """Frees the window, if there was one."""
+        """Close the window, if there was one."""
         self._env.close()

@@ -1,4 +1,4 @@
-"""Memory Gym, as a TorchRL environment."""
+"""TorchRL environment of Memory Gym."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -14,25 +14,25 @@ from yamame_envs.suites.memory_gym_task import MemoryGymTask, names
 
 
 class MemoryGym(HostedEnv):
-    """An environment of Memory Gym (arXiv 2309.17207).
+    """Environment of Memory Gym (arXiv 2309.17207).
 
-    What is observed are pixels ``[84, 84, 3]``, in MortarMayhemB beside the commands as numbers. An
-    episode has success if all of it was done right, the end too. Endless environments have no
-    success and no limit of their own.
+    Observations are pixels ``[84, 84, 3]``, in MortarMayhemB with the commands as numbers. An
+    episode has success if all of it was done right, also its end. Endless environments have no
+    success and no limit.
 
     Args:
         id: ``MortarMayhem-Grid``, ``MysteryPath``, ``SearingSpotlights``, ``Endless-MortarMayhem``
             and so on.
-        options: Options of its reset, such as ``{"command_count": [3]}``.
-        time_limit: Steps after which an episode is over; None: the environment's own limit, if it
-            has one.
-        num_envs: N, the number of environments.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
-        workers: Where the envs are played.
+        options: Options of the reset, such as ``{"command_count": [3]}``.
+        time_limit: Steps after which an episode is over. None: the environment's own limit, if
+            any.
+        num_envs: Number of envs N.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
+        workers: Worker processes, and the handling of failures.
 
     Raises:
-        ValueError: If there is no such environment, or a number is out of its range.
+        ValueError: There is no such environment, or a number is out of its range.
         ImportError: If Memory Gym is not installed.
     """
 

@@ -14,12 +14,12 @@ from gymnasium.envs import registration
 from yamame_envs.adapters.extras import import_extra
 from yamame_envs.adapters.registered import make_registered
 
-# no extra: it pins Gymnasium 0.29.0
+# There is no extra: the package pins Gymnasium 0.29.0.
 _REMEDY = "pip install --no-deps memory-gym==1.0.2 && pip install pygame"
 
 
 def names() -> tuple[str, ...]:
-    """The short names of all environments, for example MortarMayhem-Grid."""
+    """Return the short names of all environments, for example MortarMayhem-Grid."""
     import_extra("memory_gym", owner="MemoryGym", remedy=_REMEDY)
     points = {key: str(spec.entry_point) for key, spec in registration.registry.items()}
     return tuple(
@@ -28,31 +28,31 @@ def names() -> tuple[str, ...]:
 
 
 class MemoryGymTask(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment of Memory Gym whose options are the same at every reset.
+    """Environment of Memory Gym with the same options at every reset.
 
     Args:
-        id: Its name, as `names` has it.
-        options: Options of its reset.
+        id: Name, one of `names`.
+        options: Options of the reset.
     """
 
     def __init__(self, id: str, options: Mapping[str, Any]) -> None:
-        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame would look for loudspeakers
+        # Without it, pygame would look for loudspeakers.
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
         super().__init__(make_registered(f"memory_gym:{id}-v0", {}, limited=False))
         self._options = dict(options)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode; the seed decides all of it."""
+        """Begin an episode; the seed decides all of it."""
         return self.env.reset(seed=seed, options=self._options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Plays one step. What ends with a mistake is no success, as Mortar Mayhem has it after the
-        last command.
-        """
+        """Step the environment."""
+        # Mortar Mayhem reports success after the last command even if it ends with a mistake.
         seen, reward, terminated, truncated, info = self.env.step(action)
         success = bool(info.get("success")) and float(reward) > 0
         return seen, reward, terminated, truncated, {"success": success}
 
     def close(self) -> None:
-        """Leaves the display open, for all envs of a process draw on the same one."""
+        """Leave the display open, because all envs of a process draw on the same one."""

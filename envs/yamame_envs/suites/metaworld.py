@@ -1,4 +1,4 @@
-"""Meta-World's meta-learning benchmarks, as a TorchRL environment."""
+"""TorchRL environment of Meta-World's meta-learning benchmarks."""
 
 from functools import partial
 from typing import get_args
@@ -12,31 +12,31 @@ from yamame_envs.suites.metaworld_task import ATTEMPT, MetaWorldTask, RewardVers
 
 
 class MetaWorld(HostedEnv):
-    """One attempt at a task of a Meta-World benchmark (arXiv 1910.10897).
+    """Attempt at a task of a Meta-World benchmark (arXiv 1910.10897).
 
     An episode draws a task uniformly, then one of its 50 goals. ``observation`` is Meta-World's
     vector of 39 numbers, in which the last three, the goal, are zero; an action moves the hand and
     the gripper, four numbers in [-1, 1]; the dense reward ``v2`` lies in [0, 10] per step.
-    ``success`` tells of a single step, and does not end the attempt.
+    ``success`` belongs to a single step, and does not end the attempt.
 
-    The tasks of ``ML10``, ``ML25`` and ``ML45`` differ between the splits, but for basketball,
-    which Meta-World has on both sides of ``ML25``; the goals of ``ML1`` do.
+    The tasks of ``ML10``, ``ML25`` and ``ML45`` differ between the splits, except basketball, which
+    Meta-World has on both sides of ``ML25``. The splits of ``ML1`` differ in their goals.
 
     Args:
         benchmark: ``ML10``, ``ML25``, ``ML45``, or ``ML1-`` and a task such as ``ML1-reach-v3``.
         split: Tasks and goals to train with, or those to test with.
-        goal_seed: Which goals there are: the seed of the official benchmark, at least 0.
-        reward_function_version: The dense reward that is paid: ``v2``, or ``v1``, that of the first
+        goal_seed: Seed of the goals in the official benchmark, at least 0.
+        reward_function_version: Version of the dense reward: ``v2``, or ``v1`` of the first
             Meta-World, whose scale differs from task to task (Meta-World+). Success is the same.
-        time_limit: Steps of the attempt, 500 or less.
-        num_envs: N, the number of environments.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
-        workers: Where the envs are played. A process holds an arm of some 20 MB per env, and idle
-            ones: 24, or one per task of the benchmark.
+        time_limit: Steps of the attempt, at most 500.
+        num_envs: Number of envs N.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
+        workers: Worker processes, and the handling of failures. A process holds
+            an arm of some 20 MB per env, and idle ones: 24, or one per task of the benchmark.
 
     Raises:
-        ValueError: If there is no such benchmark or split, or a number is out of its range.
+        ValueError: There is no such benchmark or split, or a number is out of its range.
         ImportError: If Meta-World is not installed, or a version without ``ML25`` or ``v1``.
     """
 
@@ -58,7 +58,8 @@ class MetaWorld(HostedEnv):
             self.label, "time_limit", time_limit, 1 <= time_limit <= ATTEMPT, f"be in 1..{ATTEMPT}"
         )
         version = reward_function_version
-        both = "new tasks, but for basketball"  # which the package has on both sides
+        # The package has basketball on both sides.
+        both = "new tasks, but for basketball"
         self._novelty = {"ML10": "new tasks", "ML45": "new tasks", "ML25": both}.get(
             benchmark, "new goals"
         )

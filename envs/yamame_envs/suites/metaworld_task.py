@@ -1,4 +1,4 @@
-"""Meta-World's meta-learning benchmarks: a robot arm, and a goal that has to be found out.
+"""Meta-World's meta-learning benchmarks: a robot arm with a hidden goal.
 
 Source: Yu et al., "Meta-World: A Benchmark and Evaluation for Multi-Task and Meta Reinforcement
 Learning", arXiv 1910.10897; ML25 and the two versions of the reward are those of "Meta-World+"
@@ -6,8 +6,8 @@ Learning", arXiv 1910.10897; ML25 and the two versions of the reward are those o
 ``ML10(seed)``, ``ML25(seed)`` and ``ML45(seed)``, number for number.
 
 An arm is a compiled MuJoCo model of some 20 MB, and compiling takes longer than resetting. So the
-envs of a process share what they have: arms are built when a task is first played, and idle ones
-are kept, though not many of one task. The official way of drawing goals plays the arm's start
+envs of a process share their arms: they are built when a task is first played, and idle ones are
+kept, though not many of one task. The official way of drawing goals plays the arm's start
 position a hundred times per task; here only the random numbers are drawn.
 """
 
@@ -35,16 +35,14 @@ NUM_GOALS = 50
 """Goals per task and split."""
 
 ATTEMPT = 500
-"""Steps of an attempt; the arm refuses more."""
+"""Steps of an attempt; the arm raises after more."""
 
 _FAMILIES = ("ML10", "ML25", "ML45")
 
 _FEW = 24
 
 _idle: dict[str, list[Any]] = {}
-"""Arms of this process that no env is using, by task name: any number up to `_FEW`, else one per
-task.
-"""
+"""Idle arms of this process by task name: any number up to `_FEW`, else one per task."""
 
 
 def _library() -> Any:
@@ -52,10 +50,10 @@ def _library() -> Any:
 
 
 def task_names(benchmark: str, split: Split) -> tuple[str, ...]:
-    """The names of a benchmark's tasks.
+    """Return the names of the tasks of a benchmark.
 
     Raises:
-        ValueError: If there is no such benchmark or split.
+        ValueError: There is no such benchmark or split.
         MissingExtra: If Meta-World is not installed, or lacks ML25 or versions of the reward.
     """
     if split not in ("train", "test"):
@@ -74,14 +72,14 @@ def task_names(benchmark: str, split: Split) -> tuple[str, ...]:
         close = get_close_matches(benchmark, [*singles, *_FAMILIES], n=3, cutoff=0.5)
         known = ", ".join(close) or "ML1-reach-v3"
         raise ValueError(
-            f"MetaWorld: benchmark must be one of {', '.join(_FAMILIES)} or ML1-<task>, such as {known}, "
-            f"got {benchmark!r}"
+            f"MetaWorld: benchmark must be one of {', '.join(_FAMILIES)} or ML1-<task>, "
+            f"such as {known}, got {benchmark!r}"
         )
     return (singles[benchmark],)
 
 
 def _take(name: str) -> Any:
-    """An arm with this task: an idle one if there is one."""
+    """Return an arm with this task, an idle one if possible."""
     if _idle.get(name):
         return _idle[name].pop()
     return _library().env_dict.ALL_V3_ENVIRONMENTS[name](render_mode="rgb_array")
@@ -95,11 +93,11 @@ def _give_back(name: str, arm: Any) -> None:
 
 
 def _draw(names: tuple[str, ...], seed: int) -> Iterator[tuple[str, Goals]]:
-    """The goals of one task after the other, as the official benchmarks draw them.
+    """Draw the goals of one task after the other, as the official benchmarks do.
 
-    Those seed NumPy's global generator; a generator of the same kind, handed to the arms, gives the
-    same numbers. Where the hand is has no influence on them, so it is not moved to its start
-    position.
+    Those seed NumPy's global generator. A generator of the same kind, passed to the arms, gives the
+    same numbers. The position of the hand does not influence them, so the hand is not moved to its
+    start.
     """
     stream = np.random.RandomState(seed)
     for name in names:
@@ -118,14 +116,14 @@ def _draw(names: tuple[str, ...], seed: int) -> Iterator[tuple[str, Goals]]:
 
 
 class _GoalLists:
-    """The goals of a benchmark's tasks, drawn when first asked for."""
+    """Goals of the tasks of a benchmark, drawn at the first access."""
 
     def __init__(self, names: tuple[str, ...], seed: int) -> None:
         self._drawn: dict[str, Goals] = {}
         self._rest = _draw(names, seed)
 
     def of(self, name: str) -> Goals:
-        """The goals of one task: ``[NUM_GOALS, *]``."""
+        """Return the goals of one task: ``[NUM_GOALS, *]``."""
         while name not in self._drawn:
             drawn, goals = next(self._rest)
             self._drawn[drawn] = goals
@@ -134,25 +132,24 @@ class _GoalLists:
 
 @cache
 def _goal_lists(benchmark: str, split: Split, goal_seed: int) -> _GoalLists:
-    other = (
-        split == "test" and benchmark not in _FAMILIES
-    )  # the same task: it must have other goals
-    return _GoalLists(task_names(benchmark, split), goal_seed + int(other))
+    # A single task is the same in both splits, so the goals must differ.
+    is_other = split == "test" and benchmark not in _FAMILIES
+    return _GoalLists(task_names(benchmark, split), goal_seed + int(is_other))
 
 
 class MetaWorldTask(gymnasium.Env[Vector, Vector]):
-    """A Meta-World arm whose task and goal are drawn at every reset; the goal is hidden.
+    """Meta-World arm whose task and hidden goal are drawn at every reset.
 
     Args:
         benchmark: ``ML10``, ``ML25``, ``ML45``, or ``ML1-`` and a task such as ``ML1-reach-v3``.
         split: Tasks and goals to train with, or those to test with.
-        goal_seed: Which goals there are.
-        reward_function_version: Which rewards of Meta-World are paid, ``v1`` or ``v2``.
+        goal_seed: Seed of the goals.
+        reward_function_version: Version of the reward, ``v1`` or ``v2``.
 
     Attributes:
-        task_name: The task being played.
-        goal: Its goal: the random numbers that Meta-World places objects and targets with.
-        arm: Meta-World's own environment; None before the first reset.
+        task_name: Current task.
+        goal: Random numbers by which Meta-World places objects and targets.
+        arm: Environment of Meta-World; None before the first reset.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 80}  # noqa: RUF012
@@ -178,7 +175,7 @@ class MetaWorldTask(gymnasium.Env[Vector, Vector]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Vector, dict[str, Any]]:
-        """Draws a task uniformly, then one of its goals uniformly."""
+        """Draw a task uniformly, then one of its goals uniformly."""
         super().reset(seed=seed)
         name = self._names[self.np_random.integers(len(self._names))]
         goals = _goal_lists(self._benchmark, self._split, self._goal_seed).of(name)
@@ -190,7 +187,7 @@ class MetaWorldTask(gymnasium.Env[Vector, Vector]):
         return seen.astype(np.float32), {}
 
     def step(self, action: Vector) -> tuple[Vector, float, bool, bool, dict[str, Any]]:
-        """Plays one step."""
+        """Step the environment."""
         seen, reward, terminated, truncated, info = self.arm.step(action)
         info_out = {"success": bool(info["success"])}
         return seen.astype(np.float32), float(reward), bool(terminated), bool(truncated), info_out
@@ -201,18 +198,17 @@ class MetaWorldTask(gymnasium.Env[Vector, Vector]):
         if self.arm is not None:
             _give_back(self.task_name, self.arm)
         self.arm, self.task_name = _take(name), name
-        self.arm.reward_function_version = (
-            self._reward_version
-        )  # envs of another version had it before
+        # An env with another version may have used the arm before.
+        self.arm.reward_function_version = self._reward_version
 
     def render(self) -> npt.NDArray[np.uint8]:
-        """The picture: ``[480, 480, 3]``."""
+        """Return the picture: ``[480, 480, 3]``."""
         require_display()
         picture: npt.NDArray[np.uint8] = self.arm.render()
         return picture
 
     def close(self) -> None:
-        """Ends the arm, which may be broken, so that no other env gets it."""
+        """Close the arm. It may be broken, so no other env gets it."""
         if self.arm is not None:
             self.arm.close()
         self.arm, self.task_name = None, ""

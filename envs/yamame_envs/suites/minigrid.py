@@ -3,16 +3,13 @@
 Levels: Chevalier-Boisvert et al., arXiv 2306.13831 and 1810.08272. One policy for a whole family of
 levels, each episode on one of them, is the setting of AMAGO-2, arXiv 2411.11188.
 
-=================  ======================  ===================================================================
-``image``          ``[N, h, w, 3]`` int64  objects, colours and states of cells; one vocabulary for the three:
-                                           0..10 objects, 11..16 colours, 17..20 states (a door's,
-                                           or the agent's direction); uint8 ``[N, 3, 63, 63]`` for
-                                           pixels
-``mission``        ``[N, W]`` int64        words of the mission, then blanks (0); 1 is an unknown word
-``direction``      ``[N, 4]`` float32      where the agent looks, one-hot: east, south, west, north
-``clock``          ``[N, 1]`` float32      steps taken / step limit of this episode; only where levels differ
-                                           in their limits, in place of ``time``
-=================  ======================  ===================================================================
+* ``image`` ``[N, h, w, 3]`` int64: objects, colours and states of cells, with one vocabulary for
+  the three: 0..10 objects, 11..16 colours, 17..20 states (of a door, or the agent's direction).
+  With pixels, uint8 ``[N, 3, 63, 63]``.
+* ``mission`` ``[N, W]`` int64: words of the mission, then blanks (0); 1 is an unknown word.
+* ``direction`` ``[N, 4]`` float32: direction of the agent, one-hot: east, south, west, north.
+* ``clock`` ``[N, 1]`` float32: steps taken / step limit of this episode; only if the limits of
+  levels differ, in place of ``time``.
 """
 
 from collections.abc import Sequence
@@ -34,8 +31,9 @@ _SEEDS = 2**31
 
 
 class MiniGrid(HostedEnv):
-    """One level of MiniGrid or BabyAI, or several of which every episode draws one, each with its
-    own layout.
+    """Level of MiniGrid or BabyAI, or several of which every episode draws one.
+
+    Every episode has its own layout.
 
     Actions: 0 turn left, 1 turn right, 2 forward, 3 pick up, 4 drop, 5 toggle, 6 done. Reward as in
     the level: 1 - 0.9 * steps / limit for the mission (success), else 0. A level's own limit
@@ -43,25 +41,25 @@ class MiniGrid(HostedEnv):
     shown as ``time``.
 
     Args:
-        id: A registered level, several, or "babyai": all of BabyAI's levels but those with several
-            objects or most of those with sequences, as in AMAGO-2.
-        view: What ``image`` shows: the cells in sight, the whole map, or either as pixels. The map
+        id: A registered level, several, or "babyai": all levels of BabyAI except those with several
+            objects and most of those with sequences, as in AMAGO-2.
+        view: Content of ``image``: the cells in sight, the whole map, or either as pixels. The map
             is as large as the largest of the levels, and 22 x 22 at least where BabyAI's are among
             them.
-        mission_length: Words that ``mission`` has room for (W). Sequences need more than others.
-        layouts: Number of seeds that layouts of a level are generated from in training; None for
-            all seeds. Different seeds may generate the same layout: of ``MiniGrid-MemoryS7-v0``
+        mission_length: Largest number W of words of ``mission``. Sequences need more than others.
+        layouts: Number of seeds from which layouts of a level are generated in training. None: all
+            seeds. Different seeds may generate the same layout: of ``MiniGrid-MemoryS7-v0``
             there are 16.
-        split: Whether episodes use the seeds of training (``train``) or only others (``test``).
+        split: Seeds of layouts: those of training (``train``), or all others (``test``).
             Training may meet the same layouts, so `novelty` is None.
-        num_envs: Agents that play at the same time.
-        seed: Names the levels and layouts of all episodes.
-        device: Where all tensors live.
-        workers: Where the levels run.
+        num_envs: Number of agents, played at the same time.
+        seed: Seed of the levels and layouts of all episodes.
+        device: Device of all tensors.
+        workers: Worker processes, and the handling of failures.
 
     Raises:
-        ValueError: If a number is out of its range or a level unknown.
-        MissingExtra: If minigrid is not installed.
+        ValueError: A number is out of its range or a level unknown.
+        MissingExtra: Minigrid is not installed.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""An agent that plays one episode after the other in levels of MiniGrid and BabyAI.
+"""Gymnasium environment of levels of MiniGrid and BabyAI.
 
-What it sees is described in `yamame_envs.suites.minigrid`.
+`yamame_envs.suites.minigrid` describes its observation.
 """
 
 from typing import Any, Literal
@@ -15,7 +15,8 @@ from yamame_envs.suites.resize import AreaResize
 
 View = Literal["partial", "full", "rgb", "full_rgb"]
 
-_OFFSETS = np.array([0, 11, 17])  # objects, colours, states
+# First token of objects, colours and states.
+_OFFSETS = np.array([0, 11, 17])
 _NUM_CELL_TOKENS = 21
 _AGENT = 10
 _TILE = 9
@@ -23,15 +24,15 @@ _PIXELS = 63
 
 
 class GridLevels(gymnasium.Env[dict[str, Any], Any]):
-    """One agent; every episode plays a level and a layout drawn from the seed.
+    """Environment whose every episode plays a level and a layout drawn from the seed.
 
     Args:
         levels: Identifiers of levels.
         view: As in `yamame_envs.suites.minigrid.MiniGrid`.
-        cells: Height and width of a grid of tokens; smaller maps are filled up with unseen cells.
+        cells: Height and width of a grid of tokens; smaller maps are padded with unseen cells.
         mission_length: As in `yamame_envs.suites.minigrid.MiniGrid`.
-        layouts: First and last + 1 of the seeds that layouts are drawn from.
-        show_clock: Whether there is a ``clock``.
+        layouts: Range of the seeds of layouts, its end exclusive.
+        show_clock: Add the entry ``clock``.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
@@ -76,7 +77,7 @@ class GridLevels(gymnasium.Env[dict[str, Any], Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begins an episode."""
+        """Begin an episode."""
         super().reset(seed=seed)
         name = self._names[int(self.np_random.integers(len(self._names)))]
         layout = int(self.np_random.integers(*self._layouts))
@@ -88,20 +89,21 @@ class GridLevels(gymnasium.Env[dict[str, Any], Any]):
         return self._observe(seen), {"level": name, "layout": layout, "success": False}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Plays one step; the level's own limit ends the episode like its other ends."""
+        """Step the level; its own limit terminates the episode like its other ends."""
         seen, reward, terminated, truncated, _ = self._level.step(int(action))
         info = {"success": bool(terminated and reward > 0)}
         return self._observe(seen), float(reward), bool(terminated or truncated), False, info
 
     def render(self) -> npt.NDArray[np.uint8]:
-        """The whole map, with the agent's view in a lighter shade: ``[H, W, 3]`` uint8."""
+        """Return the whole map, with the agent's view in a lighter shade: ``[H, W, 3]`` uint8."""
         return np.asarray(self._level.get_frame())
 
     def _tokens(self, name: str) -> npt.NDArray[np.int64]:
         words = tokens(self._level.mission)
         if len(words) > self._mission_length:
             raise ValueError(
-                f"MiniGrid: mission_length must be at least {len(words)} for {name}, got {self._mission_length}"
+                f"MiniGrid: mission_length must be at least {len(words)} for {name}, "
+                f"got {self._mission_length}"
             )
         return np.array(words + [0] * (self._mission_length - len(words)), dtype=np.int64)
 

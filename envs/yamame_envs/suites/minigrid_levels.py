@@ -1,5 +1,4 @@
-"""What is known of MiniGrid's and BabyAI's levels before they are played, and the words of their
-missions.
+"""Properties of the levels of MiniGrid and BabyAI, and the words of their missions.
 
 BabyAI: Chevalier-Boisvert et al., arXiv 1810.08272. A level's longest mission and its step limit
 follow from its grammar: an action on an object ("go to the red ball on your left"), two of them
@@ -19,12 +18,12 @@ import gymnasium
 from yamame_envs.adapters.extras import import_extra
 
 _BABYAI = (
-    "a after and ball behind blue box door front go green grey in key left next object of on open pick purple "
-    "put red right the then to up yellow you your"
+    "a after and ball behind blue box door front go green grey in key left next object of on open "
+    "pick purple put red right the then to up yellow you your"
 )
 _MINIGRID = (
-    "at avoid end fetch find from get goal hallway lava matching must near opening reach room rooms square "
-    "traverse unlock use"
+    "at avoid end fetch find from get goal hallway lava matching must near opening reach room "
+    "rooms square traverse unlock use"
 )
 WORDS = (*_BABYAI.split(), *_MINIGRID.split())
 BLANK, UNKNOWN = 0, 1
@@ -36,9 +35,7 @@ _LEFT_OUT = (
     *("OpenDoorsOrder", "OpenDoorsOrderN4Debug", "OpenRedBlueDoorsDebug", "OpenTwoDoors"),
     *("PutNext", "PutNextLocal", "Synth", "SynthLoc", "SynthSeq"),
 )
-"""BabyAI's families that AMAGO-2 leaves out: those with several objects, and most of those with
-sequences.
-"""
+"""Families of BabyAI that AMAGO-2 leaves out: several objects, and most sequences."""
 
 
 def _library() -> None:
@@ -46,17 +43,15 @@ def _library() -> None:
 
 
 def tokens(mission: str) -> list[int]:
-    """The words of a mission: 2.. known, `UNKNOWN` others; punctuation says nothing that words do
-    not.
-    """
+    """Return the words of a mission: known ones from 2, `UNKNOWN` others, no punctuation."""
     return [_TOKENS.get(word, UNKNOWN) for word in re.findall("[a-z]+", mission.lower())]
 
 
 def find_levels(level: str | Sequence[str]) -> tuple[str, ...]:
-    """The identifiers that a setting names: one, several, or the family "babyai".
+    """Return the ids of one level, of several, or of the family "babyai".
 
     Raises:
-        ValueError: If there is no such level.
+        ValueError: There is no such level.
     """
     _library()
     registered = [
@@ -79,13 +74,14 @@ def find_levels(level: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def build(name: str) -> Any:
-    """The level itself, without any wrapper."""
-    _library()  # a worker process must register the levels, too
+    """Make a level without any wrapper."""
+    # A worker process must register the levels as well.
+    _library()
     return gymnasium.make(name, disable_env_checker=True, render_mode="rgb_array").unwrapped
 
 
 def begin(level: Any, seed: int) -> dict[str, Any]:
-    """Resets a level; what it prints about rejected layouts is dropped."""
+    """Reset a level without its output about rejected layouts."""
     with contextlib.redirect_stdout(io.StringIO()):
         seen: dict[str, Any] = level.reset(seed=seed)[0]
     return seen
@@ -93,11 +89,11 @@ def begin(level: Any, seed: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What is known of a level.
+    """Properties of a level.
 
     Attributes:
-        limit: Steps after which its episodes are over, None where that depends on the mission.
-        num_words: Words of its longest mission.
+        limit: Steps after which an episode is over; None if that depends on the mission.
+        num_words: Number of words of the longest mission.
         side: Cells along the longer side of its map.
         view: Cells along a side of the agent's view.
     """
@@ -109,14 +105,15 @@ class Level:
 
 
 def inspect(name: str) -> Level:
-    """Finds out what is known of a level."""
+    """Read the properties of a level."""
     level = build(name)
     missions = []
     for seed in range(8):
         begin(level, seed)
         missions.append(len(tokens(level.mission)))
     limit, num_words = level.max_steps, max(missions)
-    if hasattr(level, "instr_kinds"):  # the mission is drawn from the grammar
+    # Missions that are drawn from the grammar may be longer than those of a few seeds.
+    if hasattr(level, "instr_kinds"):
         least, most = _navigations(level)
         limit = limit if least == most else None
         num_words = _longest(level)
@@ -124,7 +121,7 @@ def inspect(name: str) -> Level:
 
 
 def _navigations(level: Any) -> tuple[int, int]:
-    """The fewest and most places to go to in a mission; the step limit is proportional to them."""
+    """Return the fewest and most places of a mission, to which the step limit is proportional."""
     costs = {2 if kind == "putnext" else 1 for kind in level.action_kinds}
     least, most = [], []
     for kind in level.instr_kinds:

@@ -1,4 +1,4 @@
-"""MiniHack, as a TorchRL environment."""
+"""TorchRL environment of MiniHack."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -11,24 +11,24 @@ from yamame_envs.suites.minihack_task import MiniHackTask
 
 
 class MiniHack(HostedEnv):
-    """A level of MiniHack (arXiv 2109.13202).
+    """Level of MiniHack (arXiv 2109.13202).
 
-    Each part that is observed is an entry of its own: glyphs are tokens, letters and colours bytes.
-    An episode has success if MiniHack calls it so, and pays for it.
+    Each observed part is a separate entry: glyphs are tokens, letters and colours bytes. An episode
+    has success if MiniHack reports it and pays a reward.
 
     Args:
         id: A registered level, such as ``MiniHack-Memento-Short-F2-v0``.
-        observations: Which parts are observed, by MiniHack's names: ``glyphs_crop``, ``message``,
+        observations: Observed parts, by MiniHack's names: ``glyphs_crop``, ``message``,
             ``blstats`` and so on.
-        time_limit: Steps after which an episode is over; None: the level's own limit, which holds
-            in any case.
-        num_envs: N, the number of environments.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
-        workers: Where the envs are played.
+        time_limit: Steps after which an episode is over. None: the level's own limit, which also
+            applies otherwise.
+        num_envs: Number of envs N.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
+        workers: Worker processes, and the handling of failures.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: A number is out of its range.
         ImportError: If MiniHack is not installed.
     """
 

@@ -13,15 +13,16 @@ import numpy as np
 from yamame_envs.adapters.extras import import_extra
 from yamame_envs.adapters.registered import make_registered
 
-_REMEDY = "pip install minihack==1.0.2 'setuptools<81'"  # no extra: it pins Gymnasium 1.2.0
+# There is no extra: the package pins Gymnasium 1.2.0.
+_REMEDY = "pip install minihack==1.0.2 'setuptools<81'"
 
 
 class MiniHackTask(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A level of MiniHack whose seed decides all of it, and whose info tells success.
+    """Level of MiniHack whose seed decides all of it, and whose info holds success.
 
     Args:
-        id: Its registered id.
-        observations: Which parts are observed, by MiniHack's names.
+        id: Registered id.
+        observations: Observed parts, by MiniHack's names.
 
     Raises:
         ImportError: If MiniHack is not installed.
@@ -36,16 +37,15 @@ class MiniHackTask(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode; MiniHack leaves the seed of a reset to Gymnasium, and NetHack goes on
-        with its own.
-        """
+        """Begin an episode; the seed decides all of it."""
+        # MiniHack passes the seed of a reset to Gymnasium only, so NetHack is seeded here.
         level, game = np.random.SeedSequence(seed).generate_state(2)
         self.get_wrapper_attr("seed")(int(level), int(game), reseed=False)
         return self.env.reset(seed=seed)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Plays one step."""
+        """Step the environment."""
         seen, reward, terminated, truncated, info = self.env.step(action)
-        # Levels that punish what ends them say so there, too.
+        # Levels also report success where they punish the end.
         success = float(reward) > 0 and info["end_status"].name == "TASK_SUCCESSFUL"
         return seen, reward, terminated, truncated, {"success": success}

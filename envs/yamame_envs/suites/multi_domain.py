@@ -1,13 +1,11 @@
-"""Several Gymnasium environments as one: one policy for all of them, as in AMAGO-2's multi-task
-POPGym.
+"""Several Gymnasium environments as one, as in AMAGO-2's multi-task POPGym.
 
 AMAGO-2: arXiv 2411.11188; POPGym: arXiv 2303.01859.
 
-=================  ==================  ====================================================================
-``observation``    ``[N, F]`` float32  flattened observation, filled up with zeros to that of the largest
-``valid_action``   ``[N, 1]`` bool     whether the domain had the action; where numbers of actions differ
-``domain``         ``[N, D]`` float32  which domain is played, one-hot; only if asked for
-=================  ==================  ====================================================================
+* ``observation`` ``[N, F]`` float32: flattened observation, padded with zeros to the largest one.
+* ``valid_action`` ``[N, 1]`` bool: the domain has the previous action; only if numbers of actions
+  differ.
+* ``domain`` ``[N, D]`` float32: current domain, one-hot; only with ``show_domain``.
 """
 
 from collections.abc import Sequence
@@ -32,36 +30,34 @@ POPGYM_SUITE = tuple(
         *("MultiarmedBanditEasy", "MultiarmedBanditMedium", "MineSweeperEasy"),
     )
 )
-"""The 27 domains of AMAGO-2: those of POPGym with at most 26 observed numbers and 27 discrete
-actions.
-"""
-_POPGYM_LIMIT = 831  # RepeatFirstHard's; not all of them say how long they may take
+"""Domains of AMAGO-2: those of POPGym with up to 26 observed numbers and 27 discrete actions."""
+# Limit of RepeatFirstHard. Not all of them have a known limit.
+_POPGYM_LIMIT = 831
 
 
 class MultiDomain(HostedEnv):
-    """Every episode plays a domain drawn uniformly.
+    """Environment whose every episode plays a domain drawn uniformly.
 
-    Discrete actions are counted through (row-major where a domain has several at a time); an action
-    that the domain does not have does one of its own, drawn by chance. Continuous actions are in
-    [-1, 1] and stretched to the domain's bounds; numbers that the domain does not have are ignored.
-    A domain's own time limit terminates its episodes.
+    Discrete actions are enumerated (row-major if a domain has several at a time). An action that
+    the domain does not have is replaced by a random one. Continuous actions are in [-1, 1] and
+    scaled to the bounds of the domain; superfluous numbers are ignored. The time limit of a domain
+    terminates its episodes.
 
     Args:
         ids: Registered Gymnasium environments, each with the module that registers it before a
             colon where that must be imported ("popgym:popgym-AutoencodeEasy-v0",
             "yamame_envs:yamame/MazeRunner-v0"), or "popgym" for the 27 domains of AMAGO-2.
-        show_domain: Whether the domain is shown; without it, it must be recognised from what
-            happens.
-        time_limit: Steps of an episode at most; None for the longest limit of a domain, and where
-            one is unknown, none, and no ``time``.
-        tells_success: Whether the domains' infos hold ``success``.
-        num_envs: Episodes played at the same time.
-        seed: Names the domains and tasks of all episodes.
-        device: Where all tensors live.
-        workers: Where the domains run.
+        show_domain: Observe the domain. Without it, it must be inferred.
+        time_limit: Largest number of steps of an episode. None: the longest limit of a domain; if
+            one is unknown, there is no limit, and no ``time``.
+        tells_success: True if the infos of the domains hold ``success``.
+        num_envs: Number of episodes, played at the same time.
+        seed: Seed of the domains and tasks of all episodes.
+        device: Device of all tensors.
+        workers: Worker processes, and the handling of failures.
 
     Raises:
-        ValueError: If a domain is unknown, or discrete and continuous actions would be mixed.
+        ValueError: A domain is unknown, or discrete and continuous actions would be mixed.
     """
 
     def __init__(

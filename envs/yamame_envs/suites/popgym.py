@@ -1,4 +1,4 @@
-"""POPGym: forty-two small tasks that need memory, as a TorchRL environment."""
+"""TorchRL environment of POPGym: forty-two small tasks that need memory."""
 
 from functools import partial
 
@@ -10,23 +10,22 @@ from yamame_envs.suites.popgym_task import POPGymTask
 
 
 class POPGym(HostedEnv):
-    """An environment of POPGym (arXiv 2303.01859).
+    """Environment of POPGym (arXiv 2303.01859).
 
-    ``observation`` is a vector: categories are shown one-hot, several of them one after the other.
-    The time limit is the environment's own, the length of its longest episode, and reaching it
-    terminates.
+    ``observation`` is a vector: categories are one-hot, several of them concatenated. The time
+    limit is the environment's own, the length of its longest episode, and reaching it terminates.
 
     Args:
-        id: Its name, for example RepeatPreviousEasy or popgym-RepeatPreviousEasy-v0.
-        multi_discrete: Whether an action of several choices (Battleship, MineSweeper) stays so.
-            Otherwise it is one choice among all combinations.
-        num_envs: N, the number of environments.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
-        workers: Where the envs are played.
+        id: Name, for example RepeatPreviousEasy or popgym-RepeatPreviousEasy-v0.
+        multi_discrete: Keep actions of several choices (Battleship, MineSweeper). Otherwise they
+            become one choice among all combinations.
+        num_envs: Number of envs N.
+        seed: Seed of the tasks of all episodes.
+        device: Device of all tensors.
+        workers: Worker processes, and the handling of failures.
 
     Raises:
-        ValueError: If there is no such environment, or a number is out of its range.
+        ValueError: There is no such environment, or a number is out of its range.
         ImportError: If POPGym is not installed.
     """
 

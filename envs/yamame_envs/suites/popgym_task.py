@@ -3,8 +3,8 @@
 Source: Morad et al., "POPGym: Benchmarking Partially Observable Reinforcement Learning", arXiv
 2303.01859. Every observation is one vector; returns lie in [-1, 1].
 
-In the cart-poles of which only velocities are seen, POPGym shows the positions at the first
-timestep. It is left so.
+In the cart-poles with velocities only, POPGym shows the positions at the first timestep. This is
+not changed.
 """
 
 from difflib import get_close_matches
@@ -27,7 +27,7 @@ def _short(name: str) -> str:
 
 
 def names() -> list[str]:
-    """The short names of all environments, for example RepeatPreviousEasy."""
+    """Return the short names of all environments, for example RepeatPreviousEasy."""
     return [_short(entry["id"]) for entry in _registered().values()]
 
 
@@ -39,7 +39,7 @@ def _registered() -> dict[Any, dict[str, str]]:
 
 
 def _named(name: str) -> Any:
-    """The class of an environment, given with or without ``popgym-`` and ``-v0``."""
+    """Return the class of an environment, named with or without ``popgym-`` and ``-v0``."""
     kinds = {_short(entry["id"]): kind for kind, entry in _registered().items()}
     if _short(name) not in kinds:
         close = get_close_matches(_short(name), kinds, n=4, cutoff=0.5) or list(kinds)
@@ -49,21 +49,20 @@ def _named(name: str) -> Any:
 
 
 class POPGymTask(gymnasium.Env[Vector, Any]):
-    """One environment of POPGym, its observation flattened.
+    """Environment of POPGym with a flattened observation.
 
-    An observation is a float32 vector: categories are shown one-hot, several of them one after the
-    other.
+    An observation is a float32 vector: categories are one-hot, several of them concatenated.
 
     Args:
-        id: Its name, with or without ``popgym-`` and ``-v0``.
-        multi_discrete: Whether an action of several choices stays so. Otherwise it is one choice
-            among all combinations, the last choice changing fastest.
+        id: Name, with or without ``popgym-`` and ``-v0``.
+        multi_discrete: Keep actions of several choices. Otherwise they become one choice among all
+            combinations, the last choice changing fastest.
 
     Attributes:
-        longest: Steps after which an episode is over, whatever is done.
+        longest: Steps of the longest episode.
 
     Raises:
-        ValueError: If there is no such environment.
+        ValueError: There is no such environment.
         ImportError: If POPGym is not installed.
     """
 
@@ -81,12 +80,12 @@ class POPGymTask(gymnasium.Env[Vector, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Vector, dict[str, Any]]:
-        """Begins an episode; the seed decides all of it."""
+        """Begin an episode; the seed decides all of it."""
         seen, _ = self._env.reset(seed=seed, options=options)
         return self._flat(seen), {}
 
     def step(self, action: Any) -> tuple[Vector, float, bool, bool, dict[str, Any]]:
-        """Plays one step."""
+        """Step the environment."""
         if self._choices is not None:
             action = np.array(np.unravel_index(int(action), self._choices))
         seen, reward, terminated, truncated, _ = self._env.step(action)
@@ -97,10 +96,9 @@ class POPGymTask(gymnasium.Env[Vector, Any]):
 
 
 def _longest(env: Any) -> int:
-    """Steps of the longest episode; HigherLower does not say it, but deals a card of its deck per
-    step.
-    """
+    """Return the steps of the longest episode."""
     for attribute in ("max_episode_length", "episode_length"):
         if hasattr(env, attribute):
             return int(getattr(env, attribute))
+    # HigherLower has no such attribute, but deals a card of its deck per step.
     return int(env.deck_size) - 1

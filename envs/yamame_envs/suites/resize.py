@@ -1,5 +1,4 @@
-"""Pictures made smaller or larger by area: every new pixel is the mean of the old area that it
-covers.
+"""Resizing of pictures by area: every new pixel is the mean of the old area that it covers.
 
 The arithmetic is exact. Both sides are cut into as many equal blocks as their sizes allow (210 ->
 84 rows are 42 times 5 -> 2), the overlap of an old and a new pixel is a small integer in such a
@@ -17,23 +16,21 @@ import numpy.typing as npt
 
 
 def _overlaps(old: int, new: int) -> npt.NDArray[np.float32]:
-    """How much of every old pixel ``[old]`` lies in every new one ``[new]``; a row sums to
-    ``old``.
-    """
+    """Return the overlap ``[new, old]`` of new and old pixels; a row sums to ``old``."""
     starts, ends = np.arange(new)[:, None] * old, (np.arange(new)[:, None] + 1) * old
     left, right = np.arange(old) * new, (np.arange(old) + 1) * new
     return np.clip(np.minimum(ends, right) - np.maximum(starts, left), 0, None).astype(np.float32)
 
 
 class AreaResize:
-    """Resizes pictures of one size to another.
+    """Function that resizes pictures of one size to another.
 
     Args:
-        old: Height and width of the pictures handed in.
-        new: Height and width of the pictures returned.
+        old: Height and width of the given pictures.
+        new: Height and width of the returned pictures.
 
     Raises:
-        ValueError: If the sums would not be exact any more.
+        ValueError: The sums would not be exact.
     """
 
     def __init__(self, old: tuple[int, int], new: tuple[int, int]) -> None:
@@ -46,9 +43,7 @@ class AreaResize:
             raise ValueError(f"AreaResize: old must share larger divisors with {new}, got {old}")
 
     def __call__(self, picture: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Resizes: ``[H, W, C]`` or ``[H, W]`` uint8 -> ``[C, H', W']`` uint8, with C = 1 for the
-        latter.
-        """
+        """Resize ``[H, W, C]`` or ``[H, W]`` (C = 1) uint8 to ``[C, H', W']`` uint8."""
         height, width = picture.shape[:2]
         blocks = picture.reshape(self._blocks[0], height // self._blocks[0], -1).astype(np.float32)
         rows = (self._rows @ blocks).reshape(self._new[0], width, -1).transpose(2, 0, 1)

@@ -268,3 +268,10 @@ def test_tensors_live_on_the_device(walks, steps, equal):
     there, _ = steps(walks(3, device="cuda"), actions.cuda())
     assert there["observation"].is_cuda
     equal(here, there.cpu())
+
+
+def test_an_environment_without_success_can_be_moved_before_its_first_reset(walks):
+    env = walks(tells_success=False)
+    assert "success" not in env.observation_spec.keys()
+    env.float()  # as a move to another device
+    assert "success" not in env.reset().keys()

@@ -181,7 +181,10 @@ def test_too_many_failures_are_an_error_with_the_last_cause(walks, steps):
     _, td = steps(env, actions, td=td)
     _, td = steps(env, actions, td=td)
     assert env.num_aborted == 3
-    message = r"^HostedEnv: .* failed more often than max_errors=3 allows, at last in env 0 at step 2 of task .*broken"
+    message = (
+        r"^HostedEnv: .* failed more often than max_errors=3 allows, at last in env "
+        r"0 at step 2 of task .*broken"
+    )
     with pytest.raises(RuntimeError, match=message) as error:
         steps(env, actions, td=td)
     assert isinstance(error.value.__cause__, ZeroDivisionError)

@@ -70,7 +70,8 @@ def test_a_tuple_is_nested_below_observation():
 def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
     (tmp_path / "registers_it.py").write_text(
         "import gymnasium\n"
-        "gymnasium.register('from_module/Walk-v0', entry_point='faulty_envs:Walk', max_episode_steps=3,\n"
+        "gymnasium.register('from_module/Walk-v0', entry_point='faulty_envs:Walk', "
+        "max_episode_steps=3,\n"
         "    kwargs={'num_actions': 3})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -83,13 +84,14 @@ def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
 
 def test_a_wrong_id_is_one_line():
     with pytest.raises(
-        ValueError, match=r"^Gym: id must be registered with Gymnasium .* got 'CartPoll-v1': "
+        ValueError, match=r"^Gym: id must be registered with Gymnasium .* got 'CartPoll-v1'"
     ) as error:
         Gym(id="CartPoll-v1")
     assert "\n" not in str(error.value)
     with pytest.raises(
         MissingExtra,
-        match=r"^Gym: id must be of a package that is installed or in this directory, got 'not_there:A-v0': No mod",
+        match=r"^Gym: id must be of a package that is installed or in this directory, got "
+        r"'not_there:A-v0': No mod",
     ):
         Gym(id="not_there:A-v0")
 
@@ -106,7 +108,7 @@ def test_a_missing_package_and_wrong_settings_are_one_line():
 
 def test_wrong_settings_are_one_line():
     with pytest.raises(
-        ValueError, match=r"^Gym\('CartPole-v1'\): settings must suit it, got {'gravitas': 3}: "
+        ValueError, match=r"^Gym\('CartPole-v1'\): settings must .* got {'gravitas': 3}; "
     ):
         Gym(id="CartPole-v1", settings={"gravitas": 3})
 

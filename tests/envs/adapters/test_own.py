@@ -10,7 +10,7 @@ from yamame.goals import GOAL_COMPLETED, GOAL_PAD
 from yamame.replay import Relabel, pack
 from yamame_envs import Gym, GymGoals, RepeatedTrials, Workers
 from yamame_envs.adapters.goals import SingleGoal
-from yamame_envs.adapters.task import TaskApart
+from yamame_envs.adapters.task import TaskWrapper
 
 REACH, SLOT = "own_envs:own/PointReach-v0", "own_envs:own/Slot-v0"
 
@@ -114,8 +114,12 @@ def test_a_relabelled_trajectory_is_what_the_environment_would_have_shown(monkey
     ("settings", "radius", "message"),
     [
         ({"told": False}, None, r"radius must be given and positive, as env\.radius=0\.05"),
-        ({"sparse": False}, None, "radius must be that within which compute_reward pays its best"),
-        ({}, 0.2, r"radius must be that within which compute_reward .* got '0\.2, where"),
+        (
+            {"sparse": False},
+            None,
+            "radius must be the distance within which compute_reward pays its best",
+        ),
+        ({}, 0.2, r"radius must be the distance within which compute_reward .* got '0\.2, where"),
         ({}, 0.0, "radius must be given and positive"),
     ],
 )
@@ -266,7 +270,7 @@ def test_what_cannot_tell_its_tasks_apart_holds_none_out():
 
 
 def test_too_few_tasks_of_ones_own_are_named():
-    apart = TaskApart(Door(), draw=lambda seed: 7, split="train", held_out=0.25)
-    other = TaskApart(Door(), draw=lambda seed: 7, split="test", held_out=0.25)
+    apart = TaskWrapper(Door(), draw=lambda seed: 7, split="train", held_out=0.25)
+    other = TaskWrapper(Door(), draw=lambda seed: 7, split="test", held_out=0.25)
     with pytest.raises(ValueError, match="split must be 'all' where there are so few tasks"):
         [env.reset(seed=0) for env in (apart, other)]

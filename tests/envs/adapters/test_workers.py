@@ -270,7 +270,8 @@ def test_a_process_that_cannot_begin_says_why():
 
 _SCRIPT = """
 import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands inherit that it is ignored
+# A shell's background commands inherit that it is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {support!r})
 from functools import partial
 from faulty_envs import Modules

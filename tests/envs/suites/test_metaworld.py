@@ -13,7 +13,8 @@ metaworld = pytest.importorskip("metaworld", reason="Meta-World is not installed
 policies = pytest.importorskip("metaworld.policies", reason="Meta-World is not installed")
 
 ML10 = {
-    "train": "reach push pick-place door-open drawer-close button-press-topdown peg-insert-side window-open "
+    "train": "reach push pick-place door-open drawer-close button-press-topdown "
+    "peg-insert-side window-open "
     "sweep basketball",
     "test": "drawer-open door-close shelf-place sweep-into lever-pull",
 }
@@ -191,7 +192,10 @@ def test_a_meta_world_without_ml25_or_versions_is_refused_by_one_line(lacks, mon
         monkeypatch.setitem(
             metaworld.env_dict.ALL_V3_ENVIRONMENTS, "reach-v3", lambda render_mode: None
         )
-    message = r"MetaWorld: metaworld must have ML25 and versions of the reward, run: pip install .*\[metaworld\]"
+    message = (
+        r"MetaWorld: metaworld must have ML25 and versions of the reward, run: pip "
+        r"install .*\[metaworld\]"
+    )
     with pytest.raises(ImportError, match=message) as error:
         MetaWorld()
     assert "\n" not in str(error.value)

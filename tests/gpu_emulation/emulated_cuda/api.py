@@ -83,13 +83,16 @@ def start() -> None:
 
 def _replace_module() -> None:
     streams = {"current_stream": Stream(), "default_stream": Stream()}
+    properties = SimpleNamespace(name="Emulated", total_memory=MEMORY, major=9, minor=0)
     answers: dict[str, Any] = {
         "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
         "get_device_name": "Emulated", "get_device_capability": (9, 0), "is_bf16_supported": True,
-        "get_device_properties": SimpleNamespace(name="Emulated", total_memory=MEMORY, major=9, minor=0),
-        "mem_get_info": (MEMORY, MEMORY), "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0,
+        "get_device_properties": properties,
+        "mem_get_info": (MEMORY, MEMORY), "memory_allocated": 0, "max_memory_allocated": 0,
+        "memory_reserved": 0,
         "max_memory_reserved": 0, "graph_pool_handle": (0, 0), **streams,
-        "_lazy_init": None, "set_device": None, "empty_cache": None, "reset_peak_memory_stats": None, "init": None,
+        "_lazy_init": None, "set_device": None, "empty_cache": None,
+        "reset_peak_memory_stats": None, "init": None,
     }  # fmt: skip
     for name, answer in answers.items():
         setattr(torch.cuda, name, _always(answer))
@@ -173,7 +176,8 @@ def _lstm(
 
 def _layers(
     cell: Any, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor],
-    biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
+    batch_first: bool,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """Outputs of the last of several recurrent layers and the last states of all, timestep by
     timestep.

@@ -22,7 +22,8 @@ OWN = ("/components/yamame/", "/envs/yamame_envs/")
 WAITING = frozenset(
     f"aten::{name}"
     for name in (
-        "_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal", "multinomial", "_unique2",
+        "_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal", "multinomial",
+        "_unique2",
         "unique_dim", "unique_consecutive", "_linalg_eigh", "_linalg_svd",
     )
 )  # fmt: skip
@@ -31,7 +32,8 @@ INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_
 NO_KERNEL = frozenset(
     f"aten::{name}"
     for name in (
-        "_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_",
+        "_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
+        "resize_", "set_",
         "is_pinned", "is_same_size", "record_stream", "_fused_sdp_choice", "lift_fresh",
     )
 )  # fmt: skip

@@ -637,7 +637,8 @@ def write_forever():
         batch = []
         for i in range(n, n + 3):
             x = torch.arange(LENGTHS[i % 7]) + 1000 * i
-            batch.append(TensorDict({"x": x[:, None].expand(-1, 50).contiguous(), "y": x.float()}, [len(x)]))
+            wide = x[:, None].expand(-1, 50).contiguous()
+            batch.append(TensorDict({"x": wide, "y": x.float()}, [len(x)]))
         storage.append(batch)
         if turn % 20 == 0:  # a checkpoint, as a run makes it
             with open(folder + "/draft", "w") as file:
@@ -654,7 +655,8 @@ def check(storage):
         number = int(one["x"][0, 0]) // 1000
         expected = torch.arange(length) + 1000 * number
         assert length == LENGTHS[number % 7]
-        assert (one["x"][:length] == expected[:, None]).all() and (one["y"][:length] == expected).all()
+        assert (one["x"][:length] == expected[:, None]).all()
+        assert (one["y"][:length] == expected).all()
     return [int(n) for n in batch["x"][:, 0, 0] // 1000]
 
 seen, refused, resumed = [], 0, 0
@@ -683,14 +685,16 @@ for turn in range(turns):
         os.waitpid(child, 0)
     storage = open_store()
     held = check(storage)
-    assert held == list(range(held[0], held[0] + len(held))) and held[-1] == storage.num_appended - 1
+    assert held == list(range(held[0], held[0] + len(held)))
+    assert held[-1] == storage.num_appended - 1
     for name in ("last", "older"):
         if os.path.exists(folder + "/" + name):
             state, expected = json.load(open(folder + "/" + name))
             storage.load_state_dict(state)
             assert check(storage) == expected
             resumed += 1
-    if os.path.exists(folder + "/older"):  # the run goes on from there, so the newer checkpoint is deleted
+    # The run goes on from there, so the newer checkpoint is deleted.
+    if os.path.exists(folder + "/older"):
         os.replace(folder + "/older", folder + "/last")
     storage.close()
 print(len(seen), len(set(seen)), storage.num_appended, resumed)

@@ -23,7 +23,8 @@ from torchrl.modules import set_recurrent_mode
 
 from yamame.agent import InContextAgent
 from yamame.checks import PositiveInt, check_bounds, require
-from yamame.evaluation.held_out import act, acting, fresh_copy
+from yamame.evaluation.held_out import act, evaluation_mode, fresh_copy
+from yamame.system.signals import exit_if_received
 
 _STORED = ("step_index", "is_init", "action_mask", "hidden")
 
@@ -43,7 +44,7 @@ def record_episodes(
     Args:
         agent: Agent, of which a copy acts. It does not see entries that its encoders do not read,
             such as ``hidden``.
-        env: Environment ``[E]``; seeded, and left in mid-episode.
+        env: Environment ``[E]``; seeded, and left within an episode.
         gamma_index: Index of the agent's policy that acts.
         max_steps, greedy, seed: As for `yamame.evaluation.evaluate`.
 
@@ -51,14 +52,14 @@ def record_episodes(
         ``[E, T]``, see the module; the longest episode comes first.
 
     Raises:
-        ArgumentError: ``env`` has not one batch dimension, or ``max_steps`` is not positive.
+        ArgumentError: ``env`` does not have one batch dimension, or ``max_steps`` is not positive.
     """
     shape = tuple(env.batch_size)
     require("record_episodes", "env", shape, len(shape) == 1, "have one batch dimension")
     policy: Any = fresh_copy(agent.policy(gamma_index=gamma_index))
     features_key = agent.trajectory_encoder.keys.features
     steps: list[TensorDict] = []
-    with acting(seed, greedy=greedy):
+    with evaluation_mode(seed, greedy=greedy):
         env.set_seed(seed)
         timestep = env.reset()
         playing = torch.ones_like(timestep.get("done"))
@@ -71,6 +72,7 @@ def record_episodes(
                     # The environment may write the next step into the same tensor.
                     stored[name] = timestep.get(name).clone()
 
+            exit_if_received()
             acted = act(policy, timestep, env.action_key)
             step, timestep = env.step_and_maybe_reset(acted)
             stored["action"] = agent.action_space.encode(step.get(env.action_key))

@@ -62,7 +62,7 @@ class HFEncoder(TrajectoryEncoder):
         model_type: Name of the architecture in the library.
         d_model: Its ``hidden_size``, D, which is also the size of the context.
         num_heads: Its ``num_attention_heads``, and its ``num_key_value_heads`` unless ``settings``
-            has another number; divides ``d_model``.
+            has a different number; divides ``d_model``.
         num_layers: Its ``num_hidden_layers``.
         settings: Further fields of its configuration, by the names of the library. Defaults that
             differ from the library's: ``intermediate_size`` 4 D, ``head_dim`` D / ``num_heads`` and
@@ -75,9 +75,9 @@ class HFEncoder(TrajectoryEncoder):
         keys: Keys to read and write; None for the defaults.
 
     Raises:
-        ValueError: If the library has no such model or setting, the model ignores masks, or the
-            folder has no such weights; at a call, if ``step_index`` exceeds the learnt positions.
-        MissingLibrary: If the library is not installed; both an `ImportError` and a `ValueError`.
+        ValueError: The library has no such model or setting, the model ignores masks, or the folder
+            has no such weights; at a call, ``step_index`` exceeds the learnt positions.
+        MissingLibrary: The library is not installed; both an `ImportError` and a `ValueError`.
 
     >>> HFEncoder(3, d_model=8, num_heads=0)
     Traceback (most recent call last):
@@ -151,8 +151,11 @@ class HFEncoder(TrajectoryEncoder):
         layers, heads, size = self._cache_shape
         num_slots = 0
         if capacity is not None:
-            num_slots = min(capacity, self.context_length or capacity)
-        return init_cache((num_envs, layers, heads, num_slots, size), self.embed.weight, device)
+            num_slots = capacity
+            if self.context_length is not None:
+                num_slots = min(capacity, self.context_length)
+        shape = (num_envs, layers, heads, num_slots, size)
+        return init_cache(shape, like=self.embed.weight, device=device)
 
     def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
         """Return a cache with slots for more timesteps; see `TrajectoryEncoder.grow_by`."""

@@ -37,8 +37,8 @@ class MambaEncoder(RecurrentEncoder):
         keys: Keys to read and write; None for the defaults.
 
     Raises:
-        ValueError: If a size is out of range.
-        MissingKernels: If `mamba_ssm` cannot be imported; both an `ImportError` and a `ValueError`.
+        ArgumentError: A size is out of range.
+        MissingKernels: `mamba_ssm` cannot be imported; both an `ImportError` and a `ValueError`.
 
     >>> MambaEncoder(3, d_conv=5)
     Traceback (most recent call last):
@@ -122,7 +122,7 @@ class MambaEncoder(RecurrentEncoder):
             for layer, mixer in enumerate(self.mixers):
                 normed = self.norms[layer](x)
                 output, next_conv, next_ssm = mixer.step(normed, conv[layer], ssm[layer])
-                # No effect where the kernel has written in place already.
+                # No effect if the kernel has written in place already.
                 conv[layer].copy_(next_conv)
                 ssm[layer].copy_(next_ssm)
                 x = x + output
@@ -132,7 +132,7 @@ class MambaEncoder(RecurrentEncoder):
 
 
 def _by_layer(state: Tensor, is_init: Tensor) -> Tensor:
-    """Reset states ``[N, layers, *]`` where envs start, and reorder them to ``[layers, N, *]``."""
+    """Reset states ``[N, layers, *]`` of envs that start; reorder them to ``[layers, N, *]``."""
     forget = is_init.view(-1, 1, 1, 1)
     reset = state.masked_fill(forget, 0)
     # The kernels write into contiguous states of one layer.

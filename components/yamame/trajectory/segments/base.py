@@ -10,12 +10,11 @@ Positions are places in the segment, so the length of an episode cannot be read 
 pass every boundary. ``step_index`` is not used.
 
 Training and acting apply the same layers (`TransformerLayer`). The parallel pass encodes the first
-segments of all episodes at once, then all second ones, and so on, wherever they lie in their rows:
-the timesteps of one turn stand side by side, and attend to those of the same episode. So packed
-rows cost no more than others. A step attends to a cache.
+segments of all episodes at once, then all second ones, and so on, at any place in their rows: the
+timesteps of one turn stand side by side, and attend to those of the same episode. So packed rows
+cost no more than others. A step attends to a cache.
 
-The memory of acting is a TensorDict ``[N]``, where the S slots are C timesteps followed by the
-memory slots:
+The memory of acting is a TensorDict ``[N]`` with S slots, C timesteps followed by the memory slots:
 
 ==============  =========================  =================================================
 key             shape                      meaning
@@ -116,7 +115,15 @@ class SegmentEncoder(TrajectoryEncoder):
         self.layers = nn.ModuleList()
         for _ in range(num_layers):
             layer = TransformerLayer(
-                d_model, num_heads, d_ff=ff_factor * d_model, dropout=dropout, activation=activation
+                d_model,
+                num_heads,
+                d_ff=ff_factor * d_model,
+                dropout=dropout,
+                activation=activation,
+                norm_attention=True,
+                norm_feedforward=True,
+                head_scaling=True,
+                sigma_reparam=False,
             )
             self.layers.append(layer)
         self.norm = nn.LayerNorm(d_model)
@@ -136,7 +143,7 @@ class SegmentEncoder(TrajectoryEncoder):
 
     @abstractmethod
     def slot_position(self, boundaries: Tensor) -> Tensor:
-        """Return the number of memory slots visible in a segment, after so many boundaries.
+        """Return the number of memory slots visible in a segment after ``boundaries`` boundaries.
 
         The number is also the place of the first timestep in the segment.
         """
@@ -180,10 +187,10 @@ class SegmentEncoder(TrajectoryEncoder):
             timesteps = _gather(x, column)
             offset = position.gather(1, column) - bounds[index]
             offset = offset.clamp_min(0)  # of columns without an owner
-            # Write slots for each episode that goes on after this segment.
+            # Write slots for each episode that continues after this segment.
             num_writers = sizes[index + 1][1] if index + 1 < len(sizes) else 0
-            goes_on = position == bounds[index + 1]
-            _, writer = _first(goes_on, num_writers, episode)  # [B, W]
+            continues = position == bounds[index + 1]
+            _, writer = _first(continues, num_writers, episode)  # [B, W]
             queries = self.queries.expand(batch, num_writers, -1, -1)
 
             # Memory slots end where the timesteps begin; write slots begin where these end.
@@ -215,7 +222,7 @@ class SegmentEncoder(TrajectoryEncoder):
         return _gather(torch.cat(contexts, 1), place)
 
     def _bounds(self, length: int) -> list[int]:
-        """Return where the segments of an episode begin, and where the last one ends."""
+        """Return the first timestep of every segment of an episode, and the end of the last one."""
         spread = 0
         if self.training:
             spread = int(self.jitter * self.segment_length)
@@ -253,7 +260,8 @@ class SegmentEncoder(TrajectoryEncoder):
         num_slots = self.segment_length + self.memory_slots(capacity)
         head_size = self.out_features // self.num_heads
         shape = (num_envs, len(self.layers), self.num_heads, num_slots, head_size)
-        return init_cache(shape, self.norm.weight, device, counts=("filled", "boundaries"))
+        counts = ("filled", "boundaries")
+        return init_cache(shape, like=self.norm.weight, device=device, counts=counts)
 
     def memory_slots(self, capacity: int | None) -> int:
         """Return the number of memory slots of a new memory."""
@@ -415,7 +423,7 @@ def _first(flag: Tensor, count: int, episode: Tensor) -> tuple[Tensor, Tensor]:
         episode: ``[B, L]`` int64, number of the episode of each column.
 
     Returns:
-        The columns ``[B, count]``, and their episodes, 0 where a row has fewer.
+        The columns ``[B, count]``, and their episodes, 0 if a row has fewer.
     """
     if not count:
         return episode[:, :0], episode[:, :0]

@@ -51,7 +51,7 @@ class RSMEncoder(SegmentEncoder):
         keys: Keys to read and write; None for the defaults.
 
     Raises:
-        ValueError: If an argument is out of range or sizes do not fit together.
+        ArgumentError: An argument is out of range, or sizes do not fit together.
 
     >>> encoder = RSMEncoder(3, d_model=8, num_heads=2, num_layers=1, segment_length=4)
     >>> envs = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])

@@ -98,7 +98,7 @@ def write_config(run: RunState) -> None:
 
 
 def warn_changes(run: RunState, before: LoadedCheckpoint) -> None:
-    """Print what has changed since the former session: a smaller budget, another machine."""
+    """Print what has changed since the former session: a smaller budget, a different machine."""
     old, new = before.config["budget"], run.config["budget"]
     if any(_is_smaller(new[key], old[key]) for key in new):
         changes = differing(old, new, but_for=lambda key: False)
@@ -148,7 +148,7 @@ def reopen_summary(run: RunState) -> None:
 def write_summary(run: RunState, status: Status) -> None:
     """Write summary.json and print it, with commands for next steps; the path is the last line.
 
-    A run inside another recipe prints one line.
+    A run inside of a recipe that makes several prints one line.
     """
     last = run.progress.curve[-1] if run.progress.curve else {}
     counted = {
