@@ -142,7 +142,7 @@ def test_the_minutes_of_the_budget_do_not_count_what_is_built(monkeypatch, tmp_p
         (["collector=async"], r"collector=async: no such choice.*ray.*sync"),
         (
             ["collector=ray", "collector.num_workers=0"],
-            r"collector.num_workers: must be in 1..4, got 0",
+            r"collector.num_workers: must be .* at least 1, got 0",
         ),
         (
             ["logger=mlflow", "logger.tracking_uri=foo://bar"],
