@@ -165,70 +165,11 @@ def test_continuous_actions_are_those_of_an_evaluation(subject):
     assert play_beside(made, DeployedAgent(made.saved, greedy=True), 40) == (0, 0)
 
 
-def stories(agent, observations, num: int, length: int) -> tuple[list, list]:
-    """Return random observations and rewards of sessions of different lengths."""
-    seen = [[observations(agent, seed=100 * i + t) for t in range(length + i)] for i in range(num)]
-    rewards = np.random.default_rng(0).normal(size=(num, length + num))
-    return seen, rewards
-
-
 def alone(agent, seen, rewards) -> list:
     """Return the actions of one stream."""
     agent.reset()
     actions = [agent.act(seen[0])]
     return actions + [agent.act(o, reward=r) for o, r in zip(seen[1:], rewards[1:], strict=False)]
-
-
-@pytest.mark.parametrize("encoder", ["transformer", "gru"])
-def test_sessions_that_join_and_leave_act_as_they_would_alone(subject, observations, encoder):
-    made = subject(encoder)
-    number = 7
-    agent = DeployedAgent(made.saved, greedy=True)
-    seen, rewards = stories(agent, observations, number, 20)
-    expected = [np.array(alone(agent, seen[i], rewards[i])).tolist() for i in range(number)]
-    assert len(set(map(tuple, expected))) > 1
-
-    random = np.random.default_rng(1)
-    actions = [[] for _ in range(number)]
-    sizes = set()
-    waiting = list(range(number))
-    while waiting:
-        # Some of the sessions, in any order, act once. They begin and end when it is their turn.
-        chosen = random.permutation(waiting)[: random.integers(1, len(waiting) + 1)].tolist()
-        timesteps = []
-        reward = []
-        for i in chosen:
-            t = len(actions[i])
-            if t == 0:
-                agent.reset(sessions=[i])
-            timesteps.append(seen[i][t])
-            reward.append(rewards[i][t] if t > 0 else 0.0)
-        batch = {key: np.stack([step[key] for step in timesteps]) for key in seen[0][0]}
-        acted = agent.act(batch, reward=reward, sessions=chosen)
-        for i, action in zip(chosen, acted, strict=True):
-            actions[i].append(action.tolist())
-            if len(actions[i]) == len(seen[i]):
-                agent.forget([i])
-                waiting.remove(i)
-        sizes.add(len(chosen))
-    assert len(sizes) > 3
-    assert actions == expected
-    assert agent.sessions == []
-
-
-def test_a_new_session_in_the_place_of_an_old_one_remembers_nothing(agent, observations):
-    seen = [observations(agent, seed=t) for t in range(12)]
-    expected = alone(agent, seen, np.ones(12))
-    agent.reset(sessions=["a", "b"])
-    pair = {key: np.stack([seen[5][key]] * 2) for key in seen[0]}
-    agent.act(pair, sessions=["a", "b"])
-    agent.forget(["a"])
-    agent.reset(sessions=["c"])
-    single = [{key: value[None] for key, value in entries.items()} for entries in seen]
-    actions = [agent.act(single[0], sessions=["c"])]
-    actions += [agent.act(entries, reward=[1.0], sessions=["c"]) for entries in single[1:]]
-    assert np.concatenate(actions).tolist() == np.array(expected).tolist()
-    assert agent.sessions == ["b", "c"]
 
 
 def test_a_session_may_end_before_any_session_has_acted(agent, observations):
@@ -252,18 +193,6 @@ def test_actions_depend_on_memory(agent, observations):
         agent.reset()
         wiped.append(agent.act(entries))
     assert np.array(wiped).tolist() != np.array(remembered).tolist()
-
-
-def test_the_number_of_sessions_is_limited(maze):
-    agent = DeployedAgent(maze.saved, max_sessions=2)
-    agent.reset(sessions=["a", "b"])
-    with pytest.raises(
-        ValueError, match=r"sessions must be at most max_sessions=2, got 3; .*forget"
-    ):
-        agent.reset(sessions=["b", "c"])
-    agent.forget(["a"])
-    agent.reset(sessions=["b", "c"])
-    assert agent.sessions == ["b", "c"]
 
 
 def test_samples_follow_from_the_seed_and_leave_the_global_generator_alone(maze, observations):

@@ -8,7 +8,7 @@ from yamame.checks import UsageError
 
 TINY = ("debug=tiny", "logger=none")
 REFUSED = {
-    "device=cuda:1": r"device: must be available, got 'cuda:1': .*invalid device ordinal",
+    "device=cuda:1": r"device: must be available, got 'cuda:1'.*invalid device ordinal",
     "collector.cuda_graph=true": r"collector\.cuda_graph:? must be false on cpu",
     "hardware=gpu device=cpu": r"schedule\.cuda_graph:? must be false on cpu",
     "device=cuda schedule.cuda_graph=true encoder.checkpoint_layers=true": (

@@ -51,23 +51,3 @@ def test_dropout_acts_in_training_mode_only():
     assert not torch.equal(actor(context), actor(context))
     actor.eval()
     assert torch.equal(actor(context), actor(context))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"in_features": 0}, "ActorHead: in_features must be at least 1, got 0"),
-        ({"num_gammas": 0}, "ActorHead: num_gammas must be at least 1, got 0"),
-        ({"hidden_size": -1}, "ActorHead: hidden_size must be at least 1, got -1"),
-        ({"num_layers": 0}, "ActorHead: num_layers must be .*, got 0"),
-        ({"dropout": 1.0}, r"ActorHead: dropout must be in \[0, 1\), got 1\.0"),
-    ],
-)
-def test_impossible_sizes_are_refused(change, message):
-    arguments = {
-        "in_features": 8,
-        "action_space": ActionSpace(Categorical(2)),
-        "num_gammas": 1,
-    } | change
-    with pytest.raises(ValueError, match=message):
-        ActorHead(**arguments)

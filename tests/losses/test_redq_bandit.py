@@ -73,8 +73,7 @@ def _check(returns: ValueRepresentation, sure: float, prize: float) -> None:
     assert values == pytest.approx([sure, prize / 2], rel=0.1)
 
 
-@pytest.mark.parametrize("symlog", [True, False])
-@pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
+@pytest.mark.parametrize(("labels", "symlog"), [("two_hot", True), ("hl_gauss", False)])
 def test_an_even_chance_of_a_hundred_is_worth_more_than_a_sure_twenty(
     labels: str, symlog: bool
 ) -> None:
@@ -86,12 +85,8 @@ def test_an_even_chance_of_a_hundred_is_worth_more_than_a_sure_twenty(
     ("sure", "prize"),
     [
         (0.2, 1.0),
-        (0.8, 1.0),
-        (2.0, 10.0),
         (80.0, 100.0),
-        (200.0, 1e3),
         (2e3, 1e4),
-        (8e3, 1e4),
         (-20.0, -100.0),
     ],
 )

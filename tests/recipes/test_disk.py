@@ -103,7 +103,8 @@ def test_a_file_that_may_not_grow_is_one_line_and_the_run_goes_on_afterwards(
         status,
         errors,
         f"runs/a/{file}",
-        "File too large; allow larger files, with ulimit -f",
+        "File too large",
+        "allow larger files, with ulimit -f",
     )
     check_goes_on(finished, play, folder, components, differing)
 
@@ -129,10 +130,9 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
         filler.write_bytes(bytes(shutil.disk_usage(tmp_path).free - 20_000))
         status, _, errors = play("train", folder, *finished.goes_on)
         assert (status, errors.count("\n")) == (1, 1)
-        assert (
-            "No space left on device; make room on its disk; once that is fixed, "
-            "resume=true continues the run" in errors
-        )
+        assert "No space left on device" in errors
+        assert "make room on its disk" in errors
+        assert "resume=true continues the run" in errors
         filler.unlink()
         check_goes_on(finished, play, folder, components, differing)
 

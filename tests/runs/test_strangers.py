@@ -19,7 +19,7 @@ from yamame import conf_dir
 from yamame.checks import UsageError
 from yamame.cli.nodes import plain, targets
 from yamame.files.checkpoint import Checkpointer
-from yamame.files.trusted import KINDS, is_of_kind
+from yamame.files.trusted import KINDS, is_of_kind, without_foreign_weights
 from yamame.runs.build import build_agent, build_env
 from yamame.runs.trained import load_trained
 
@@ -470,12 +470,27 @@ def test_a_class_of_the_wrong_kind_is_refused_at_every_place_and_not_called(
         ("encoder", "yamame.trajectory.transformer.TransformerEncoder.__init__"),
         ("encoder", "yamame.trajectory.base.TensorDictModuleBase"),
         ("logger", "yamame.tracking.tracker.MLflowTracker"),
+        ("window", "yamame.replay.Relabel"),
+        ("packing", "yamame.replay.Window"),
+        ("relabel", "yamame.replay.Window"),
         ("data", "yamame.data.sources"),
         ("surprise", "yamame.trajectory.GRUEncoder"),
     ],
 )
 def test_what_is_not_of_the_kind_of_a_place_is_refused(place, name):
     assert not is_of_kind(name, place)
+
+
+@pytest.mark.parametrize(
+    "name", ["yamame.trajectory.HFEncoder", "yamame.trajectory.adapters.hf.HFEncoder"]
+)
+def test_paths_of_pretrained_weights_are_dropped_under_every_name(name):
+    config = {"agent": [{"encoder": {"_target_": name, "path": "/elsewhere", "size": 1}}]}
+    assert without_foreign_weights(config) == {
+        "agent": [{"encoder": {"_target_": name, "path": None, "size": 1}}]
+    }
+    other = {"_target_": "yamame.trajectory.GRUEncoder", "path": "/elsewhere"}
+    assert without_foreign_weights(other) == other
 
 
 def test_a_component_need_not_be_exported_by_its_room():

@@ -20,9 +20,10 @@ from yamame.trajectory import (
 
 SMALL = {"d_model": 8, "num_heads": 2, "num_layers": 1}
 ENCODERS = {
-    "transformer": lambda: TransformerEncoder(3, **{**SMALL, "num_layers": 2}),
-    "rotary": lambda: TransformerEncoder(3, **SMALL, positions="rotary", sigma_reparam=True),
-    "window of attention": lambda: TransformerEncoder(3, **SMALL, window=3, sinks=1),
+    "transformer": lambda: TransformerEncoder(3, **SMALL),
+    "rotary in a window": lambda: TransformerEncoder(
+        3, **SMALL, positions="rotary", sigma_reparam=True, window=3, sinks=1
+    ),
     "gru": lambda: GRUEncoder(3, hidden_size=8, out_features=8),
     "lstm": lambda: LSTMEncoder(3, hidden_size=8, out_features=8),
     "linear recurrence": lambda: LinearRecurrentEncoder(3, d_model=8),

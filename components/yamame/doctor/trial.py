@@ -259,7 +259,7 @@ def forecast(watch: Stopwatch, cfg: AnyConfig) -> Forecast:
         watch: Stopwatch of a trial that has ended.
         cfg: Configuration of the run itself.
     """
-    budget = Budget(**cfg.budget)
+    budget = Budget(**plain(cfg)["budget"])
     env_steps = budget.env_steps or math.inf
     limit = "env_steps"
     steps_of_updates = _steps_of(cfg, budget.updates)

@@ -49,7 +49,6 @@ class Kind:
 
 
 _WORKERS = Kind("yamame_envs", "yamame_envs.Workers")
-_TRANSFORM = Kind("yamame.replay", "torchrl.envs.Transform", inner=True)
 _TRACKER = "yamame.tracking.Tracker"
 _DATA = ("hdf5", "minari", "npz", "runs", "torchrl")
 
@@ -73,7 +72,10 @@ KINDS = {
         Kind("yamame.heads", "yamame.heads.ValueRepresentation", inner=True),
         Kind("yamame.losses", "yamame.losses.SequenceLoss", inner=True),
     ),
-    "relabel": (_TRANSFORM, Kind("yamame.replay", "yamame.replay.GoalFrequencies")),
+    "relabel": (
+        Kind("yamame.replay", "yamame.replay.Relabel", inner=True),
+        Kind("yamame.replay", "yamame.replay.GoalFrequencies"),
+    ),
     "exploration": (Kind("yamame.exploration", "yamame.exploration.Exploration", inner=True),),
     "optimizer": (
         Kind("torch.optim", "torch.optim.Optimizer"),
@@ -81,8 +83,8 @@ KINDS = {
     ),
     "replay": (Kind("yamame.replay", "torchrl.data.ReplayBuffer"),),
     "collector": (Kind("yamame.collectors", "yamame.collectors.Collector"),),
-    "packing": (_TRANSFORM,),
-    "window": (_TRANSFORM,),
+    "packing": (Kind("yamame.replay", "yamame.replay.SequencePacking", inner=True),),
+    "window": (Kind("yamame.replay", "yamame.replay.Window", inner=True),),
     "callbacks": (Kind("yamame.runs", "yamame.runs.Callback"),),
     "data": (Kind("yamame.data", functions=_DATA),),
     "source": (Kind("yamame.baselines", "yamame.baselines.TabularQLearning"),),
@@ -298,9 +300,23 @@ def without_foreign_weights(config: Any) -> Any:
     if not isinstance(config, Mapping):
         return config
     kept = {key: without_foreign_weights(value) for key, value in config.items()}
-    if config.get("_target_") == "yamame.trajectory.HFEncoder":
+    if _reads_weights(config.get("_target_")):
         kept["path"] = None
     return kept
+
+
+def _reads_weights(target: Any) -> bool:
+    """Return whether a target is an encoder that reads pretrained weights, under any name."""
+    if not isinstance(target, str) or not target.startswith("yamame.trajectory."):
+        return False
+    # The early command line imports this module, and must not import torch.
+    from yamame.trajectory import HFEncoder
+
+    try:
+        encoder = resolve_name(target)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    return inspect.isclass(encoder) and issubclass(encoder, HFEncoder)
 
 
 def _entries(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from yamame.execution.capturing import recording
 from yamame.testing import check_trajectory_encoder
 from yamame.trajectory import MemoEncoder, RSMEncoder, segment_positions
@@ -86,10 +88,20 @@ def episodes(x: torch.Tensor, is_init: torch.Tensor):
         yield [row[a:b] for a, b in itertools.pairwise(bounds)]
 
 
-@every
-@pytest.mark.parametrize("chance", [0.0, 0.1, 0.5, 1.0])
-def test_packed_episodes_are_encoded_as_each_would_be_alone(name: str, chance: float) -> None:
-    encoder, (x, position, is_init) = make(name), sequences(3, 14, chance)
+@given(
+    name=st.sampled_from(sorted(ENCODERS)),
+    segment_length=st.integers(1, 5),
+    num_slots=st.integers(1, 3),
+    rows=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=14), min_size=1, max_size=3),
+)
+@settings(deadline=None, max_examples=12, derandomize=True, database=None)
+def test_packed_episodes_are_encoded_as_each_would_be_alone(name, segment_length, num_slots, rows):
+    encoder = make(name, segment_length=segment_length, num_slots=num_slots)
+    x, is_init = torch.randn(len(rows), 14, 3), torch.zeros(len(rows), 14, dtype=torch.bool)
+    for row, lengths in enumerate(rows):
+        begins = [begin for begin in itertools.accumulate(lengths, initial=0) if begin < 14]
+        is_init[row, begins] = True
+    position = segment_positions(is_init)
     expected = torch.stack(
         [torch.cat([loop(encoder, e) for e in row]) for row in episodes(x, is_init)]
     )
@@ -133,8 +145,9 @@ def test_gradients_pass_every_boundary(name: str) -> None:
     assert (gradients[0][0][whole, 0].abs().amax(-1) > 0).all()
 
 
-@every
-@pytest.mark.parametrize(("segment_length", "length"), [(1, 6), (2, 9), (5, 13)])
+@pytest.mark.parametrize(
+    ("name", "segment_length", "length"), [("rsm", 1, 6), ("rsm that adds", 5, 13), ("memo", 2, 9)]
+)
 def test_the_laws_hold_across_boundaries(name: str, segment_length: int, length: int) -> None:
     check_trajectory_encoder(make(name, segment_length=segment_length), length=length)
 

@@ -42,7 +42,7 @@ class MambaEncoder(RecurrentEncoder):
 
     >>> MambaEncoder(3, d_conv=5)
     Traceback (most recent call last):
-    yamame.checks.ArgumentError: MambaEncoder: d_conv must be at least 2 and at most 4, got 5
+    yamame.checks.ArgumentError: MambaEncoder: d_conv must be in [2, 4], got 5
     """
 
     capture_obstacle = "MambaEncoder"  # no test has captured the kernels of the package
