@@ -35,7 +35,7 @@ FLOORS = (
 components none of them.
 """
 DOORS = {
-    "cli": {"hydra", "omegaconf", "pydantic", "pydantic_core"},
+    "cli": {"hydra", "omegaconf", "pydantic", "pydantic_core", "yaml"},
     "collectors": {"ray"},
     "deploy": {"mlflow", "safetensors"},
     "data": {"h5py", "minari"},

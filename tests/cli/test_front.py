@@ -28,9 +28,12 @@ WITH_HELP = (
 )
 LIGHT = """
 import json, os, runpy, sys
-for name in ("torch", "torchrl", "tensordict", "mlflow"):
-    sys.modules[name] = None  # importing it fails
 import yamame.cli.front
+if len(sys.argv) > 2:
+    import yamame.cli.app
+else:
+    for name in ("torch", "torchrl", "tensordict", "mlflow"):
+        sys.modules[name] = None  # importing it fails
 answers = []
 for line in json.loads(sys.argv[1]):
     if os.fork() == 0:
@@ -45,14 +48,14 @@ print(json.dumps(answers))
 """
 
 
-def ask(*lines: tuple[str, ...]) -> list[subprocess.CompletedProcess]:
+def ask(*lines: tuple[str, ...], with_torch: bool = False) -> list[subprocess.CompletedProcess]:
     """What recipes answer to arguments, each in a copy of one process that has loaded what
-    answers.
+    answers; torch cannot be imported there unless ``with_torch``.
     """
     asked = json.dumps(
         [[str(RECIPES / f"{recipe}.py"), *arguments] for recipe, *arguments in lines]
     )
-    command = [sys.executable, "-c", LIGHT, asked]
+    command = [sys.executable, "-c", LIGHT, asked, *(["torch"] if with_torch else [])]
     with tempfile.TemporaryDirectory() as folder:
         out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
     return [subprocess.CompletedProcess(*answer) for answer in json.loads(out)]
@@ -103,38 +106,66 @@ MISTAKES = [
     (("-m", "seed=0,1", "env.sizze=3"), "env.sizze: no such key, did you mean env.size?"),
     (("-m", "encoder=gru,lstmm"), "encoder=lstmm"),
     (("seed=[1",), "cannot be parsed"),
+    (("--nosuch",), "settings have no dashes before them"),
+]
+WRONG_VALUES = [
     (("budget.minutes=abc",), "budget.minutes: must be a number above 0 or null, got 'abc'"),
     (("-m", "seed=0,-1"), "seed: must be an integer of at least 0, got -1"),
     (("device=gpuu",), "device: must be one of cpu, cuda, "),
     (("-m", "device=cpu,cuda:x"), "got 'cuda:x'"),
-    (("--nosuch",), "settings have no dashes before them"),
+    (("+budgets.updates=3",), "did you mean budget.updates"),
+    (("encoder=gru", "++encoder={foo: 1}"), "encoder.foo: must be an argument of yamame."),
+    (("++evaluation.env={lenght: 3}",), "evaluation.env.lenght: must be an argument of "),
 ]
 
 
-def test_a_mistake_in_keys_choices_and_values_is_told_in_one_line_without_torch():
-    for asked, (_, message) in zip(
-        ask(*(("train", *given) for given, _ in MISTAKES)), MISTAKES, strict=True
-    ):
+@pytest.mark.parametrize(("mistakes", "with_torch"), [(MISTAKES, False), (WRONG_VALUES, True)])
+def test_a_mistake_is_told_in_one_line_and_one_in_keys_and_choices_without_torch(
+    mistakes, with_torch
+):
+    lines = [("train", *given) for given, _ in mistakes]
+    for asked, (_, message) in zip(ask(*lines, with_torch=with_torch), mistakes, strict=True):
         assert asked.returncode == 2, message
         assert message in asked.stderr
         assert asked.stderr.count("\n") == 1
+        assert "a preset sets" not in asked.stderr
 
 
 SEVERAL = ("seed=-1", "schedule.batch_size=0", "device=gpuu", "+surprise=1")
+OF_CLASSES = ("encoder.hidden_size=-1", "optimizer.lr=true", "replay._target_=os.system")
 
 
 def test_all_mistakes_are_told_at_once_each_in_a_line():
-    several, sweep = ask(("train", *SEVERAL), ("train", "-m", "encoder=gru,lstm", *SEVERAL))
+    given = (*SEVERAL, *OF_CLASSES)
+    several, sweep = ask(
+        ("train", "encoder=gru", *given),
+        ("train", "-m", "encoder=gru,lstm", *given),
+        with_torch=True,
+    )
     for asked in (several, sweep):
         assert asked.returncode == 2
         lines = asked.stderr.splitlines()
         assert sorted(line.split(":")[1].strip() for line in lines) == [
             "device",
+            "encoder.hidden_size",
+            "optimizer.lr",
+            "replay._target_",
             "schedule.batch_size",
             "seed",
             "surprise",
         ]
         assert all(line.startswith("train: ") for line in lines)
+
+
+def test_a_file_that_cannot_be_parsed_is_told_with_its_line_without_torch(tmp_path):
+    broken = tmp_path / "experiment" / "broken.yaml"
+    broken.parent.mkdir()
+    broken.write_text("seed: 1\na: [")
+    given = ("train", "--config-dir", str(tmp_path), "experiment=broken")
+    for asked in ask(given, (*given, "--help"), (*given, "--cfg", "job")):
+        assert asked.returncode == 2
+        assert asked.stderr.startswith(f"train: {broken}:2: cannot be parsed: ")
+        assert asked.stderr.count("\n") == 1
 
 
 def test_a_log_begins_at_once_with_a_stamped_line_and_only_that_of_a_training_run():

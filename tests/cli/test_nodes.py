@@ -6,6 +6,7 @@ from omegaconf import OmegaConf
 from yamame import conf_dir
 from yamame.checks import ArgumentError, UsageError, bounds_of
 from yamame.cli.nodes import check, instantiate, located, plain, targets
+from yamame.cli.sections import Config, Natural, Target, Text
 from yamame.cli.validation import parameters_of
 from yamame.files.trusted import locate
 from yamame.system.messages import OutsideError
@@ -184,8 +185,46 @@ def test_a_failure_outside_of_the_program_is_no_mistake_of_the_configuration(own
 
 def test_plain_resolves_and_refuses_missing_values():
     assert plain(OmegaConf.create({"a": 1, "b": ["${a}"]})) == {"a": 1, "b": [1]}
-    with pytest.raises(UsageError, match="b: Missing mandatory value: b"):
+    with pytest.raises(UsageError, match=r"b: must be given, got '\?\?\?'"):
         plain(OmegaConf.create({"b": "???"}))
+
+
+class Small(Config):
+    seed: Natural
+    trust: list[Text]
+    part: Target
+    name: Text
+    copied: Text
+
+
+def wrong_keys(**changed):
+    """Return the keys of all mistakes in a configuration."""
+    part = {"_target_": "torch.nn.Linear", "in_features": 2}
+    values = {"seed": 0, "trust": [], "part": part, "name": "a", "copied": "${name}"}
+    with pytest.raises(UsageError) as raised:
+        check(OmegaConf.create(values | changed), Small, overridden=[])
+    found = getattr(raised.value, "problems", [raised.value])
+    return [problem.key for problem in found]
+
+
+def test_all_mistakes_are_found_at_once_in_the_order_of_the_keys():
+    linear = "torch.nn.Linear"
+    ours = {"_target_": "torch.nn.ReLU", "inplace": {"_target_": linear, "in_features": "x"}}
+    wrong = {"_target_": "os.system", "deep": ours}
+    part = {"_target_": linear, "in_features": "x"}
+    assert wrong_keys(seed=-1, part=part) == ["seed", "part.in_features"]
+    assert wrong_keys(name="???", seed=-1) == ["seed", "name", "copied"]
+    assert wrong_keys(copied="${nothing}", seed=-1) == ["seed", "copied"]
+    assert wrong_keys(part={"_target_": linear, "bias": "???"}, seed=-1) == ["seed", "part.bias"]
+    keys = ["seed", "trust", "part._target_", "part.deep.inplace.in_features"]
+    assert wrong_keys(part=wrong, trust=[1, "os"], seed=-1)[:2] == keys[:2]
+    assert set(keys) <= set(wrong_keys(part=wrong, trust=[1, "os"], seed=-1))
+
+
+def test_nothing_of_a_trusted_package_is_imported_if_a_name_is_wrong(own_module):
+    own_module("mylab", "raise AssertionError")
+    parts = {"_target_": "os.system", "deep": {"_target_": "mylab.Part"}}
+    assert wrong_keys(part=parts, trust=["mylab."]) == ["part._target_"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 import pytest
 from pydantic import ValidationError, model_validator
 from yamame.checks import Bounds, UnitInterval, UsageError
+from yamame.cli.command_line import keys_of
 from yamame.cli.nodes import plain
 from yamame.cli.sections import Config, Count, Node, Section, Side, Target, Text, refuse
 from yamame.cli.validation import SettingsError, argument_problems, validated
@@ -176,6 +177,25 @@ def test_a_key_without_a_field_is_refused_if_the_command_line_has_set_it_and_dro
     for key in ("more", "run.other"):
         with pytest.raises(UsageError, match=rf"^{key}: must be a setting"):
             validated(Example, values, overridden=[key, "seed"])
+
+
+def test_a_key_below_an_unknown_section_is_refused_if_the_command_line_has_set_it():
+    unknown = {"limit": {"minutes": 5, "other": {"deep": 1}}, "envz": {"a": 1}}
+    values = {**VALUES, **unknown, "run": {**VALUES["run"], "nmae": {"x": 1}}}
+    for key, hint in (
+        ("limit.minutes", "; did you mean limits.minutes"),
+        ("limit.other.deep", ""),
+        ("run.nmae.x", "; did you mean run.name"),
+    ):
+        with pytest.raises(UsageError, match=rf"^{key}: must be a setting .*{hint}"):
+            validated(Example, values, overridden=[key])
+    # A key that was removed is not there, and a mapping stands for its keys.
+    validated(Example, values, overridden=["limit.removed", "limits", "en"])
+    typed = keys_of(["+limit={minutes: 5, other: {deep: 1}}"])
+    with pytest.raises(SettingsError) as raised:
+        validated(Example, values, overridden=typed)
+    keys = [problem.key for problem in raised.value.problems]
+    assert keys == ["limit.minutes", "limit.other.deep"]
 
 
 def test_settings_are_typed_and_frozen_and_nodes_know_their_place():

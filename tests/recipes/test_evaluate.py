@@ -332,7 +332,7 @@ def test_pictures_of_an_earlier_evaluation_do_not_stay_beside_another(run, tmp_p
             ["run=runs/none"],
             r"runs/none must be a run directory or a checkpoint, it does not exist",
         ),
-        ([], r"run: Missing mandatory value"),
+        ([], r"run: must be given"),
         (["run=runs/b", "gammas=some"], r"gammas: must be .*'all' or null, got 'some'"),
         (["run=runs/b", "gamma=0.5"], r"gamma: must be one of 0.1, .* got 0.5"),
         (["run=runs/b", "gamma_index=7"], r"gamma_index: must be in -7..6, got 7"),

@@ -107,7 +107,7 @@ def test_an_mlflow_model_is_loaded_by_mlflow(export):
         (["run=runs/mine", "path=a.pt2", "gamma=0.3"], "gamma must be one of 0.1, "),
         (
             ["run=runs/mine", "path=a", "checkpoint=first"],
-            "checkpoint must be best or last, got 'first'",
+            "checkpoint: must be one of 'best', 'last', got 'first'",
         ),
         (["run=runs/mine", "path=a", "context_length=7"], "context_length: must be left out"),
     ],

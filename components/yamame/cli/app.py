@@ -26,9 +26,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from yamame.checks import UsageError
-from yamame.cli.command_line import CommandLine
+from yamame.cli.command_line import CommandLine, keys_of
 from yamame.cli.explain import check_choices, explain, explain_outside, lines_of
 from yamame.cli.front import VERSION_BASE, fail, read_line
 from yamame.cli.jobs import (
@@ -49,7 +50,6 @@ from yamame.cli.settings import CONFIGS
 from yamame.cli.threads import share_threads
 from yamame.cli.validation import hints_of, is_section, parameters_of
 from yamame.distributed import launched
-from yamame.files.identity import key_of
 from yamame.system.installed import conf_dir
 from yamame.system.messages import OutsideError, print_stderr
 from yamame.system.signals import handling
@@ -111,7 +111,7 @@ def main(
                 version_base=VERSION_BASE, config_path=directory, config_name=config_name
             )
             run(checked)()
-    except (UsageError, HydraException, OmegaConfBaseException) as error:
+    except (UsageError, HydraException, OmegaConfBaseException, YAMLError) as error:
         fail(config_name, *explain(error, line))
     except (OSError, OutsideError) as error:
         fail(config_name, explain_outside(error), status=_OUTSIDE_STATUS)
@@ -136,8 +136,7 @@ def _checked(
     @functools.wraps(task)  # Hydra finds the recipe's file by it
     def checked(cfg: DictConfig) -> Any:
         with _reporting(name) as result:
-            overridden = [key_of(text) for text in overrides()]
-            settings = check(cfg, model, overridden=overridden)
+            settings = check(cfg, model, overridden=keys_of(overrides()))
             make_ready(cfg, needs_store=needs_store)
             # A recipe that can be resumed is one run; a job shares its process with others.
             is_run = resumable and not is_job()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hydra import compose
 from hydra._internal.hydra import Hydra
@@ -22,6 +22,7 @@ from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from yamame.checks import UsageError
 from yamame.files.identity import key_of
@@ -90,16 +91,50 @@ class CommandLine:
 
         Raises:
             HydraException: Hydra refuses an override.
-            UsageError: Hydra or OmegaConf fails on one, as on ``agent.gammas.x=3``.
+            UsageError: Hydra or OmegaConf fails on one, as on ``agent.gammas.x=3``; or a YAML file
+                cannot be parsed.
         """
         try:
             return compose(self.config_name, overrides=list(overrides), return_hydra_config=whole)
         except (HydraException, OmegaConfBaseException):
             raise
+        except YAMLError as error:
+            raise unreadable_file(error) from error
         # OmegaConf fails with internal errors on some overrides of lists and of scalars.
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             given = " ".join(overrides)
             raise UsageError(f"{given}: cannot be composed: {one_line(error)}") from error
+
+
+def unreadable_file(error: YAMLError) -> UsageError:
+    """Return the error of a YAML file that cannot be parsed, with its line."""
+    mark = getattr(error, "problem_mark", None)
+    place = "YAML" if mark is None else f"{mark.name}:{mark.line + 1}"
+    reason = getattr(error, "problem", None) or one_line(error)
+    return UsageError(f"{place}: cannot be parsed: {reason}")
+
+
+def keys_of(overrides: Sequence[str]) -> list[str]:
+    """Return the keys that overrides set, add or remove, and those in mappings that they set.
+
+    >>> keys_of(["encoder=gru", "++encoder={size: 1, deep: {rate: 2}}"])
+    ['encoder', 'encoder', 'encoder.size', 'encoder.deep', 'encoder.deep.rate']
+    """
+    keys = []
+    for text in overrides:
+        key = key_of(text)
+        keys.append(key)
+        if "={" in text and not text.startswith("~"):
+            value = OverridesParser.create().parse_override(text).value()
+            keys += _keys_below(key, value)
+    return keys
+
+
+def _keys_below(key: str, value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            yield f"{key}.{name}"
+            yield from _keys_below(f"{key}.{name}", entry)
 
 
 def read_command_line(arguments: Sequence[str], directory: str, config_name: str) -> CommandLine:

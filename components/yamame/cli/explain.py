@@ -1,6 +1,5 @@
 """Errors of Hydra and of the system in one line, with the closest existing names."""
 
-import difflib
 import errno
 import re
 from collections.abc import Iterator, Sequence
@@ -11,9 +10,11 @@ from hydra import compose
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from yamame.checks import UsageError
-from yamame.cli.command_line import CommandLine
+from yamame.cli.command_line import CommandLine, unreadable_file
+from yamame.cli.suggestions import closest_of
 from yamame.cli.validation import SettingsError
 from yamame.files.config import flatten
 from yamame.files.identity import key_of
@@ -116,11 +117,13 @@ def lines_of(error: UsageError) -> list[str]:
 
 
 def explain(error: Exception, line: CommandLine) -> list[str]:
-    """Return lines about a mistake on the command line, by the error of Yamame, Hydra or
-    OmegaConf.
+    """Return lines about a mistake on the command line, by the error of Yamame, Hydra,
+    OmegaConf or YAML.
     """
     if isinstance(error, UsageError):
         return lines_of(error)
+    if isinstance(error, YAMLError):
+        return [str(unreadable_file(error))]
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         text = _explain_choice(error, line)
         if text is not None:
@@ -153,7 +156,7 @@ def _explain_choice(error: MissingConfigException, line: CommandLine) -> str | N
         return f"{group}={choice}: {install}"
     if not options:
         return None
-    return f"{group}={choice}: no such choice{_hint(choice, options)}; {_list(options)}"
+    return f"{group}={choice}: no such choice{closest_of(choice, options)}; {_list(options)}"
 
 
 def _nested_choices(line: CommandLine, group: str) -> set[str]:
@@ -178,7 +181,7 @@ def _explain_key(key: str, line: CommandLine) -> str:
     if parent.endswith("settings") or key.startswith("callbacks."):
         return f"{key}: no such key; a new one begins with a plus, as +{key}=...{got}"
     # A key that another choice has is no typing error.
-    hint = _elsewhere(line, key) or _hint(key, known)
+    hint = _elsewhere(line, key) or closest_of(key, known)
     return f"{key}: no such key{hint}{_siblings(key, known)}{got}"
 
 
@@ -202,25 +205,6 @@ def _known_keys(line: CommandLine, wrong: str) -> list[str]:
             keys |= {".".join(names[:end]) for end in range(1, len(names) + 1)}
         return sorted(key for key in keys if not key.rpartition(".")[2].startswith("_"))
     return []
-
-
-def _hint(wrong: str, known: Sequence[str]) -> str:
-    """Return the closest names; a key also matches by its last part, because the groups before it
-    are easily forgotten.
-
-    >>> _hint("sed", ["seed", "device"]), _hint("minutes", ["budget.minutes"])
-    (', did you mean seed?', ', did you mean budget.minutes?')
-    """
-    # A parent of the wrong key exists, and is no help.
-    known = [name for name in known if not wrong.startswith(f"{name}.")]
-    # 0.75 leaves typing errors alone; the default, 0.6, is tried where there are none.
-    close = difflib.get_close_matches(wrong, known, n=3, cutoff=0.75)
-    close = close or difflib.get_close_matches(wrong, known, n=3)
-    if not close:
-        by_leaf = {key.rpartition(".")[2]: key for key in known}
-        leaves = difflib.get_close_matches(wrong.rpartition(".")[2], by_leaf, n=3)
-        close = [by_leaf[leaf] for leaf in leaves]
-    return f", did you mean {' or '.join(close)}?" if close else ""
 
 
 def _elsewhere(line: CommandLine, key: str) -> str:

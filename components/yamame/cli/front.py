@@ -2,7 +2,8 @@
 keys and values.
 
 A recipe calls `check_command_line` before its own imports. Arguments of the classes that the
-configuration names are checked later, by `yamame.cli.app.main`.
+configuration names are checked later, by `yamame.cli.app.main`; only if a value is wrong, they are
+checked here, so that all mistakes are printed together.
 """
 
 import atexit
@@ -13,23 +14,24 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 import yamame.cli.threads  # noqa: F401  # sets a variable that torch reads when it is imported
 from yamame.checks import UsageError
 from yamame.cli.arguments import ease
-from yamame.cli.command_line import CommandLine, jobs_of, read_command_line
+from yamame.cli.command_line import CommandLine, jobs_of, keys_of, read_command_line
 from yamame.cli.explain import check_choices, explain, explain_outside
 from yamame.cli.help import help_text
 from yamame.cli.names import run_name
+from yamame.cli.sections import Config
 from yamame.cli.settings import CONFIGS
 from yamame.cli.validation import validated
-from yamame.files.identity import key_of
 from yamame.files.run_directory import checked_path
 from yamame.system.installed import checkout, conf_dir, is_installed
 from yamame.system.messages import print_stderr, print_stdout
@@ -84,7 +86,7 @@ def check_command_line(
         with line.composing():
             for overrides in islice(jobs_of(line), _NUM_EARLY_JOBS):
                 _check_job(line, overrides, config_name)
-    except (UsageError, HydraException, OmegaConfBaseException) as error:
+    except (UsageError, HydraException, OmegaConfBaseException, YAMLError) as error:
         fail(config_name, *explain(error, line))
     except OSError as error:
         fail(config_name, explain_outside(error), status=1)
@@ -182,9 +184,23 @@ def _check_job(line: CommandLine, overrides: Sequence[str], config_name: str) ->
         except OmegaConfBaseException:
             return  # `yamame.cli.nodes.check` reports it with the key
         assert isinstance(values, dict)
-        validated(model, values, overridden=[key_of(text) for text in overrides])  # type: ignore[arg-type]
+        _check_values(cfg, model, values, keys_of(overrides))  # type: ignore[arg-type]
     if not line.is_sweep and config_name in _LOGGED and _is_first_process():
         _check_directory(cfg, hydra_config)
+
+
+def _check_values(
+    cfg: DictConfig, model: type[Config], values: dict[str, Any], overridden: Sequence[str]
+) -> None:
+    """Raise for wrong settings, together with wrong arguments of classes."""
+    try:
+        validated(model, values, overridden=overridden)
+    except UsageError:
+        # Signatures need torch. Without a mistake, it is imported after this check.
+        from yamame.cli.nodes import check
+
+        check(cfg, model, overridden=overridden)
+        raise
 
 
 def _check_directory(cfg: DictConfig, hydra_config: DictConfig) -> None:

@@ -26,7 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from yamame.checks import UsageError
-from yamame.cli.command_line import CommandLine, jobs_of
+from yamame.cli.command_line import CommandLine, jobs_of, keys_of
 from yamame.cli.explain import explain_outside
 from yamame.cli.names import run_name
 from yamame.cli.nodes import check
@@ -157,7 +157,7 @@ def check_sweep(
             # Names of runs need Hydra's section, models do not know it.
             with open_dict(cfg):
                 del cfg["hydra"]
-            check(cfg, model, overridden=[key_of(text) for text in job])
+            check(cfg, model, overridden=keys_of(job))
 
             report = _report_of(cfg)
             if report is not None and report not in reports:

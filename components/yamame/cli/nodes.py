@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from yamame.checks import SettingError, UsageError
 from yamame.cli.sections import Config, Node, Section, data_of, place_of
@@ -44,11 +44,18 @@ def plain(cfg: Any) -> Any:
     if not OmegaConf.is_config(cfg):
         return copy.deepcopy(cfg)
     try:
-        # Some messages of OmegaConf go on with a trace of keys and types.
         return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or "configuration"
-        raise UsageError(first_line(error), key=key) from error
+        raise _unresolved(error) from error
+
+
+def _unresolved(error: OmegaConfBaseException) -> UsageError:
+    """Return the error of a value that is missing or cannot be resolved, with its key."""
+    key = error.full_key or "configuration"
+    if isinstance(error, MissingMandatoryValue):
+        return SettingError(key, "???", "be given", remedy=f"add {key}=...")
+    # Some messages of OmegaConf go on with a trace of keys and types.
+    return UsageError(first_line(error), key=key)
 
 
 def targets(node: Any, key: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -106,11 +113,20 @@ def located(node: Any, *, key: str = "", trust: Collection[str] = ()) -> list[Lo
 
 
 def _locate_all(
-    node: Any, key: str, trust: Sequence[str], problems: list[UsageError]
+    node: Any,
+    key: str,
+    trust: Sequence[str],
+    problems: list[UsageError],
+    *,
+    only_own: bool = False,
 ) -> list[Located]:
-    """Import the targets of plain data whose names have been checked."""
+    """Import the targets of plain data whose names have been checked; with ``only_own`` only those
+    of Yamame and of torch.
+    """
     nodes = []
     for name, target in targets(node, key):
+        if only_own and not _is_own(target["_target_"]):
+            continue
         try:
             function = locate(target["_target_"], name, trust)
         except UsageError as error:
@@ -124,6 +140,15 @@ def _locate_all(
                 condition = "be plain data there"
                 problems.append(SettingError(f"{place}._target_", inner["_target_"], condition))
     return nodes
+
+
+def _is_own(path: Any) -> bool:
+    """Return whether a target may be named without trust."""
+    try:
+        check_name(path, "")
+    except UsageError:
+        return False
+    return True
 
 
 def target_of(node: Any) -> Callable[..., Any]:
@@ -185,31 +210,92 @@ def check(
         Settings of the model; without one, the whole configuration as a node.
 
     Raises:
-        UsageError: Has every key that is wrong, with its value.
+        UsageError: Has every key that is wrong, with its value, in the order of the keys.
     """
-    if model is not None and OmegaConf.is_config(cfg):
-        # Interpolations into a section that is none would fail with a message about them.
-        raw: Any = OmegaConf.to_container(cfg, resolve=False)
-        raise_any(list(shape_problems(model, raw)))
-    config = plain(cfg)
     problems: list[UsageError] = []
+    config = _resolved(cfg, model, problems)
     settings: Config | Node | None = Node.of(config)
     if model is not None:
         settings = check_section(model, config, problems, overridden=overridden or ())
-    # The model has reported a wrong value already, if there is one.
     try:
         trust = prefixes_of(config.get("trust", ()))
     except UsageError as error:
-        raise_any(problems or [error])
+        problems.append(error)
+        trust = ()
     wrong_names = list(target_problems(config, "", trust))
     problems += wrong_names
-    # All names must be right before any of them is imported.
-    if not wrong_names:
-        nodes = _locate_all(config, "", trust, problems)
-        problems += _all_argument_problems(config, nodes, overridden)
-    raise_any(problems)
+    # All names must be right before a package of the user is imported.
+    nodes = _locate_all(config, "", trust, problems, only_own=bool(wrong_names))
+    problems += _all_argument_problems(config, nodes, overridden)
+    raise_any(_in_order(problems, cfg))
     assert settings is not None
     return settings
+
+
+def _resolved(cfg: Any, model: type[Config] | None, problems: list[UsageError]) -> dict[str, Any]:
+    """Return a whole configuration as plain data, without the values that cannot be resolved."""
+    try:
+        return plain(cfg)
+    except UsageError:
+        config = _resolve_entries(cfg, problems)
+    raw: Any = OmegaConf.to_container(cfg, resolve=False)
+    # Interpolations into a section that is none fail only because of it.
+    if model is not None and any(shape_problems(model, raw)):
+        problems[:] = [problem for problem in problems if isinstance(problem, SettingError)]
+    return config
+
+
+def _resolve_entries(cfg: DictConfig, problems: list[UsageError]) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    for name in cfg:
+        try:
+            entry = cfg[name]
+        except OmegaConfBaseException as error:
+            problems.append(_unresolved(error))
+            continue
+        try:
+            config[str(name)] = plain(entry)
+        except UsageError as error:
+            is_own = isinstance(entry, DictConfig) and not OmegaConf.is_interpolation(
+                cfg, str(name)
+            )
+            if is_own:
+                config[str(name)] = _resolve_entries(entry, problems)
+            else:
+                problems.append(error)
+    return config
+
+
+def _in_order(problems: Sequence[UsageError], cfg: Any) -> list[UsageError]:
+    """Return the first problem of each key, in the order of the keys in the configuration."""
+    config = OmegaConf.to_container(cfg, resolve=False) if OmegaConf.is_config(cfg) else cfg
+    places = {key: place for place, key in enumerate(_all_keys(config, ""))}
+
+    def place(problem: UsageError) -> int:
+        key = problem.key or ""
+        # A key that is absent belongs to the part that lacks it.
+        while key and key not in places:
+            key = key.rpartition(".")[0]
+        return places.get(key, len(places))
+
+    # Models come before classes, and describe a setting of theirs better.
+    first: dict[str | None, UsageError] = {}
+    for problem in problems:
+        first.setdefault(problem.key, problem)
+    return sorted(first.values(), key=place)
+
+
+def _all_keys(value: Any, key: str) -> Iterator[str]:
+    """Yield the dotted keys of all values, containers before their entries."""
+    entries: Iterator[tuple[Any, Any]] = iter(())
+    if isinstance(value, Mapping):
+        entries = iter(value.items())
+    elif isinstance(value, list):
+        entries = enumerate(value)
+    for name, entry in entries:
+        below = f"{key}.{name}" if key else str(name)
+        yield below
+        yield from _all_keys(entry, below)
 
 
 def _all_argument_problems(

@@ -5,7 +5,7 @@ model declares: the arguments of a ``_target_``, or free data.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
@@ -98,6 +98,34 @@ def place_of(node: Node) -> tuple[str, tuple[str, ...]]:
     return node._key, node._trust
 
 
+def keys_set_in(value: Any, key: str, overridden: Collection[str]) -> list[str]:
+    """Return the keys of a value, or below it, that the command line set.
+
+    Args:
+        value: Value in the configuration.
+        key: Dotted key of the value.
+        overridden: Keys that the command line set or removed.
+
+    >>> keys_set_in({"b": 1, "c": 2}, "a", ["a", "a.b", "a.removed", "seed"])
+    ['a.b']
+    """
+    found = []
+    for name in overridden:
+        is_below = name.startswith(f"{key}.") and _has(value, name.removeprefix(f"{key}."))
+        if name == key or is_below:
+            found.append(name)
+    # A mapping that was set as a whole stands for the keys in it.
+    return [name for name in found if not any(other.startswith(f"{name}.") for other in found)]
+
+
+def _has(value: Any, key: str) -> bool:
+    for name in key.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            return False
+        value = value[name]
+    return True
+
+
 class Section(BaseModel):
     """Model of the keys of a mapping in the configuration.
 
@@ -133,8 +161,10 @@ class Section(BaseModel):
         overridden = info.context or ()
         entries = {}
         for name, entry in value.items():
+            key = value.key_below(name)
+            is_set = is_one_of(key, overridden) or bool(keys_set_in(entry, key, overridden))
             # Pydantic refuses what remains and has no field.
-            if name in cls.model_fields or is_one_of(value.key_below(name), overridden):
+            if name in cls.model_fields or is_set:
                 entries[name] = entry
         section = handler(entries)
         section._node = value

@@ -4,6 +4,8 @@
 
 from typing import Annotated, ClassVar, Literal
 
+from pydantic import ValidationInfo, field_validator
+
 from yamame.checks import Bounds, PositiveFloat
 from yamame.cli.sections import (
     FITS_64_BITS,
@@ -18,6 +20,7 @@ from yamame.cli.sections import (
     Target,
     Text,
     VerbatimText,
+    refuse,
 )
 from yamame.cli.training_settings import (
     DistillConfig,
@@ -29,12 +32,19 @@ from yamame.cli.training_settings import (
 )
 
 
+def known_name(known: Node | None, name: str) -> str:
+    """Return a name if it is a key of a node; the node is None if it is wrong itself."""
+    if known is not None and name not in known:
+        raise refuse(f"be one of {', '.join(known)}")
+    return name
+
+
 class TrainedConfig(Config):
     """Settings that `evaluate` and `play` have in common."""
 
     open_keys: ClassVar[tuple[str, ...]] = ("env", "trials")
 
-    checkpoint: Text
+    checkpoint: Literal["best", "last"]
     """best, by its evaluation in training, or last."""
     tracking_uri: Text
     """MLflow store in which ids of runs are looked up."""
@@ -122,7 +132,7 @@ class ExportConfig(Config):
     zoo:NAME."""
     path: VerbatimText
     """A folder for weights, config.json and a model card; a file .pt2 (torch.export) or .onnx."""
-    checkpoint: Text
+    checkpoint: Literal["best", "last"]
     """best, by its evaluation in training, or last."""
     tracking_uri: Text
     """MLflow store in which ids of runs are looked up."""
@@ -238,6 +248,12 @@ class LeaderboardConfig(Config):
     resampling: Target
     """Intervals of verdicts over several seeds."""
 
+    @field_validator("tier")
+    @classmethod
+    def _is_known(cls, tier: str, info: ValidationInfo) -> str:
+        suite = info.data.get("suite")
+        return known_name(None if suite is None else suite.tiers, tier)
+
 
 class ContractSettings(Section):
     """Published result to repeat, and the rule of the comparison."""
@@ -262,6 +278,11 @@ class ReproduceConfig(Config):
     first_word: ClassVar[str | None] = "reproduce"
 
     contract: ContractSettings
+    # Before their names, which are checked by them.
+    memories: Node
+    """Overrides by memory."""
+    editions: Node
+    """Overrides by edition."""
     memory: Text
     """A key of memories."""
     edition: Text
@@ -280,10 +301,16 @@ class ReproduceConfig(Config):
     """Reported tasks, one episode each, greedily, by the last checkpoint."""
     num_resamples: Annotated[int, Bounds(least=2), FITS_64_BITS]
     """Samples of the published bootstrap over seeds and tasks."""
-    memories: Node
-    """Overrides by memory."""
-    editions: Node
-    """Overrides by edition."""
+
+    @field_validator("memory")
+    @classmethod
+    def _has_memory(cls, memory: str, info: ValidationInfo) -> str:
+        return known_name(info.data.get("memories"), memory)
+
+    @field_validator("edition")
+    @classmethod
+    def _has_edition(cls, edition: str, info: ValidationInfo) -> str:
+        return known_name(info.data.get("editions"), edition)
 
 
 CONFIGS: dict[str, type[Config]] = {

@@ -18,6 +18,7 @@ from yamame.cli.sections import (
     Device,
     Natural,
     Node,
+    Rule,
     Section,
     Side,
     Target,
@@ -64,14 +65,14 @@ class ScheduleSettings(Section):
     """Environments that are stepped together."""
     batch_size: Count
     """Trajectories per update."""
-    max_grad_norm: float
+    max_grad_norm: PositiveFloat
     """Global norm at which gradients are clipped."""
     warmup_updates: Natural
     """Updates over which the learning rate rises linearly from zero."""
-    max_refused: float
+    max_refused: Annotated[float, Bounds(above=0, most=1)]
     """Share of skipped updates (NaN or Inf gradients) among the last 100 that ends the run."""
     # Runs of earlier versions do not have it.
-    average_decay: NonNegativeFloat | None = None
+    average_decay: Annotated[float, Bounds(least=0, below=1)] | None = None
     """Evaluate and deploy an average of the weights over about 1 / (1 - this) updates; null: the
     last weights."""
     autocast: Literal["bfloat16", "auto"] | None
@@ -164,12 +165,15 @@ class CheckpointSettings(Section):
 class AgentSettings(Section):
     """Parts of the agent."""
 
-    # Each head checks the range of its own settings, the agent that of the discount factors.
-    gammas: list[float]
+    # PPO takes a discount factor of 1.
+    gammas: Annotated[
+        list[Annotated[float, Bounds(above=0, most=1)]],
+        Rule("a list of at least one number above 0 and of at most 1", bool),
+    ]
     """Discount factors; each has its own policy and values, and the last one acts."""
     multi_gamma: bool
     """Learn for all discount factors; false: for the last one alone."""
-    probability_floor: float
+    probability_floor: Annotated[float, Bounds(least=0, below=1)]
     """Share of the uniform distribution in discrete policies."""
     box_distribution: Literal["tanh_normal", "beta"]
     """Distribution of continuous actions."""
@@ -181,6 +185,16 @@ class AgentSettings(Section):
     """Representation of returns."""
     loss: Target
     """Loss of the agent."""
+
+
+class OffPolicyAgent(AgentSettings):
+    """Agent whose loss bootstraps from its own values, which diverge without discounting."""
+
+    gammas: Annotated[
+        list[Annotated[float, Bounds(above=0, below=1)]],
+        Rule("a list of at least one number above 0 and below 1", bool),
+    ]
+    """Discount factors; each has its own policy and values, and the last one acts."""
 
 
 class DataSettings(Section):
@@ -223,14 +237,17 @@ class MeasureSettings(Section):
 class ProbeSettings(Section):
     """Comparison of `probe`."""
 
-    windows: list[Count | None]
+    windows: Annotated[
+        list[Count | None],
+        Rule("a list of at least one, each an integer of at least 1 or null", bool),
+    ]
     """Numbers of timesteps that agents see, the present one included; null: all. 1 is always
     added."""
     seeds: list[Natural]
     """Seeds of the trainings of each window; fewer than three give no verdict."""
     margin: NonNegativeFloat
     """Ignored difference, as a share of the lead of the best window over a random policy."""
-    confidence: NonNegativeFloat
+    confidence: Annotated[float, Bounds(above=0, below=1)]
     """Confidence of all intervals between windows together."""
     settings: list[VerbatimText]
     """Overrides of every agent; those of the command line come after."""
@@ -297,6 +314,7 @@ class TrainingConfig(PlayedConfig):
 class TrainConfig(TrainingConfig):
     """Settings of `train`."""
 
+    agent: OffPolicyAgent
     schedule: TrainSchedule
     replay: Target
     """Replay buffer."""
@@ -310,6 +328,7 @@ class TrainConfig(TrainingConfig):
 class OfflineConfig(TrainingConfig):
     """Settings of `offline`."""
 
+    agent: OffPolicyAgent
     schedule: OfflineSchedule
     data: DataSettings
     window: Target | None
@@ -325,6 +344,7 @@ class PPOConfig(TrainingConfig):
 class DistillConfig(TrainingConfig):
     """Settings of `distill`."""
 
+    agent: OffPolicyAgent
     schedule: DistillSchedule
     replay: Target
     """Replay buffer."""

@@ -22,7 +22,9 @@ from yamame.cli.sections import (
     Node,
     Rule,
     Section,
+    keys_set_in,
 )
+from yamame.cli.suggestions import closest_of
 from yamame.files.trusted import SPECIAL
 from yamame.system.messages import format_value
 
@@ -115,7 +117,7 @@ def check_section(
         # As a node, so that nodes inside know their keys.
         return model.model_validate(Node.of(values), context=overridden)
     except ValidationError as error:
-        problems += _problems(model, values, error)
+        problems += _problems(model, values, error, overridden)
         return None
 
 
@@ -127,7 +129,10 @@ def shape_problems(model: type[Section], values: Mapping[str, Any]) -> Iterator[
 
 
 def _problems(
-    model: type[Section], values: Mapping[str, Any], error: ValidationError
+    model: type[Section],
+    values: Mapping[str, Any],
+    error: ValidationError,
+    overridden: Collection[str],
 ) -> Iterator[UsageError]:
     """Yield one problem per key: pydantic has one per member of a union."""
     known = set()
@@ -139,17 +144,41 @@ def _problems(
             continue
         known.add(key)
 
-        value: Any = values
-        for name in path:
-            value = value.get(name)
+        value = _value_at(values, key)
         if details["type"] == "missing":
-            yield UsageError(f"{key}: must be given, got ~{key}")
+            yield UsageError(f"must be given, got ~{key}", key=key)
         elif details["type"] == "extra_forbidden":
-            yield SettingError(key, value, "be a setting of this recipe")
+            yield from _unknown_settings(model, values, key, overridden)
         elif details["type"] == "condition":
             yield SettingError(key, value, details["ctx"]["condition"])
         else:
             yield SettingError(key, value, f"be {describe(hint, value)}")
+
+
+def _unknown_settings(
+    model: type[Section], values: Mapping[str, Any], key: str, overridden: Collection[str]
+) -> Iterator[SettingError]:
+    """Yield the keys of an unknown section, or below it, that the command line set."""
+    known = list(_keys_of(model))
+    for name in keys_set_in(_value_at(values, key), key, overridden) or [key]:
+        remedy = closest_of(name, known).removeprefix(", ") or None
+        condition = "be a setting of this recipe"
+        yield SettingError(name, _value_at(values, name), condition, remedy=remedy)
+
+
+def _keys_of(model: type[Section], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of the fields of a model."""
+    for name, hint in fields_of(model).items():
+        yield f"{prefix}{name}"
+        if is_section(hint):
+            yield from _keys_of(hint, f"{prefix}{name}.")
+
+
+def _value_at(values: Mapping[str, Any], key: str) -> Any:
+    value: Any = values
+    for name in key.split("."):
+        value = value.get(name)
+    return value
 
 
 def _field_at(model: type[Section], location: tuple[int | str, ...]) -> tuple[list[str], Any]:

@@ -27,14 +27,13 @@ from omegaconf.errors import OmegaConfBaseException
 from yamame.checks import SettingError, UsageError, require_setting
 from yamame.cli.app import make_ready, takes_settings
 from yamame.cli.arguments import ease
-from yamame.cli.command_line import CommandLine, read_command_line
+from yamame.cli.command_line import CommandLine, keys_of, read_command_line
 from yamame.cli.explain import check_choices, explain
 from yamame.cli.front import prepare_process
 from yamame.cli.jobs import AlreadyDone
 from yamame.cli.nodes import check
 from yamame.cli.sections import Config, Node
 from yamame.cli.settings import CONFIGS
-from yamame.files.identity import key_of
 from yamame.runs.callbacks import Callback
 from yamame.runs.run import Run
 from yamame.runs.state import RunState
@@ -198,7 +197,7 @@ def _composed(
         former = singleton.cfg
         singleton.set_config(whole)
         try:
-            overridden = [key_of(text) for text in line.overrides]
+            overridden = keys_of(line.overrides)
             yield _Composed(cfg, check(cfg, CONFIGS[recipe], overridden=overridden))
         finally:
             singleton.cfg = former
