@@ -61,7 +61,7 @@ class ScheduleSettings(Section):
     """Sizes and pace of training."""
 
     num_envs: Side
-    """Environments that are stepped together."""
+    """Environments that are played side by side."""
     batch_size: Count
     """Trajectories per update."""
     max_grad_norm: float
@@ -69,14 +69,15 @@ class ScheduleSettings(Section):
     warmup_updates: Natural
     """Updates over which the learning rate rises linearly from zero."""
     max_refused: float
-    """Share of skipped updates (NaN or Inf gradients) among the last 100 that ends the run."""
+    """Share of skipped updates (NaN or Inf gradients) among the last 100 that ends the run; 3
+    skipped updates in a row end it as well."""
     # Runs of earlier versions do not have it.
     average_decay: NonNegativeFloat | None = None
-    """Evaluate and deploy an average of the weights over about 1 / (1 - this) updates; null: the
-    last weights."""
+    """Evaluate and deploy an average of the weights over about 1 / (1 - average_decay) updates;
+    null: the last weights."""
     autocast: Literal["bfloat16", "auto"] | None
-    """bfloat16: matrix products of an update in lower precision; auto: where the device multiplies
-    it (AVX512_BF16, AMX, GPUs since Ampere)."""
+    """Precision of matrix products in an update. bfloat16: lower precision; auto: bfloat16 on
+    devices that multiply it (AVX512_BF16, AMX, GPUs since Ampere); null: that of the weights."""
 
 
 class OffPolicySchedule(ScheduleSettings):
@@ -103,9 +104,9 @@ class TrainSchedule(ReplaySchedule):
     steps_per_iteration: Count
     """Environment steps, over all environments, that are collected before the learner's turn."""
     updates_per_step: NonNegativeFloat
-    """Gradient updates per environment step after learning_starts."""
+    """Gradient updates per environment step after the first learning_starts steps."""
     offline_updates: Natural
-    """Updates from data alone, before the first environment step."""
+    """Updates from data alone (data.source), before the first environment step."""
 
 
 class OfflineSchedule(OffPolicySchedule):
@@ -135,21 +136,22 @@ class EvaluationSettings(Section):
     """Evaluations on held-out tasks during training."""
 
     num_episodes: Side
-    """Held-out tasks, one complete episode each."""
+    """Number of held-out tasks, each played for one complete episode."""
     interval: Count
     """Environment steps between evaluations; updates in recipes without environment steps."""
     seed: Natural
-    """Seed of the held-out tasks. Training never uses it."""
+    """Seed of the held-out tasks, whose results choose the best checkpoint. Training never uses it,
+    and recipes/evaluate.py uses another."""
     greedy: bool
     """Act by the most probable action instead of sampling."""
     num_envs: Side | None
-    """Environments that play the tasks, in rounds; null: one per episode."""
+    """Environments that play the tasks side by side, in rounds; null: one per episode."""
     max_steps: Count | None
     """Steps after which an episode is cut; null: every episode is complete."""
     video_frames: Count
     """Longest video of the trained agent, in timesteps."""
     env: Node
-    """Settings of the environment that differ on held-out tasks."""
+    """Settings of the environment that differ on held-out tasks, as evaluation.env.split=test."""
 
 
 class CheckpointSettings(Section):
@@ -170,7 +172,8 @@ class AgentSettings(Section):
     multi_gamma: bool
     """Learn for all discount factors; false: for the last one alone."""
     probability_floor: float
-    """Share of the uniform distribution in discrete policies."""
+    """Share of the uniform distribution in discrete policies, so that no action has probability
+    0."""
     box_distribution: Literal["tanh_normal", "beta"]
     """Distribution of continuous actions."""
     actor: Target
@@ -187,17 +190,17 @@ class DataSettings(Section):
     """Trajectories from elsewhere."""
 
     path: Text | list[Text] | None
-    """Files, folders or ids; a list of them, or a pattern."""
+    """Files, folders or ids of data to learn from; a list of them, or a pattern."""
     source: Target | None
     """Reader of the data; null: no data."""
     weight: float
     """Share of a batch that comes from the data; all of it while the replay buffer is empty."""
     final_weight: float | None
-    """Share at the end of the annealing, which is linear; null: constant."""
+    """Share at the end of the annealing, which is linear from weight; null: constant."""
     anneal: Count
-    """Environment steps or updates over which the share changes."""
+    """Environment steps or updates (anneal_by) over which the share changes."""
     anneal_by: Literal["env_steps", "updates"]
-    """Counter of the annealing."""
+    """Counter of the annealing: env_steps or updates."""
 
 
 class SourceSettings(Section):
@@ -275,20 +278,22 @@ class TrainingConfig(PlayedConfig):
     budget: BudgetSettings
     schedule: ScheduleSettings
     packing: Target | None
-    """Packing of trajectories into rows; null: a row for each, padded to the longest."""
+    """Packing of several trajectories into a row of a batch; null: each has a row, padded to the
+    longest."""
     workers: Target | None
     """Processes of environments of other libraries; native environments need none."""
     checkpoint: CheckpointSettings
     relabel: Target
-    """Hindsight relabelling of instructions."""
+    """Hindsight relabelling: replaces missed goals of stored trajectories by achieved ones;
+    relabel=none for environments without goals."""
     exploration: Target
-    """Exploration of the collector."""
+    """Random changes of actions while trajectories are collected."""
     optimizer: Target
     """Optimizer."""
     logger: Target
-    """Tracker of metrics."""
+    """Tracker of metrics: MLflow, or none."""
     callbacks: Node
-    """Callbacks by name, each with a ``_target_``."""
+    """Callbacks by name, each a class (_target_) with its arguments."""
     expected: Node | None
     """Result that an experiment should reach (metric, interval, source, cost), for the verdict of a
     report."""
@@ -304,7 +309,8 @@ class TrainConfig(TrainingConfig):
     collector: Target
     """Collector of trajectories."""
     window: Target | None
-    """Cut of replayed trajectories to the context length; null: none."""
+    """Cuts replayed trajectories to at most context_length timesteps, at a random place; null: they
+    are learned from whole."""
 
 
 class OfflineConfig(TrainingConfig):
@@ -313,7 +319,8 @@ class OfflineConfig(TrainingConfig):
     schedule: OfflineSchedule
     data: DataSettings
     window: Target | None
-    """Cut of trajectories to the context length; null: none."""
+    """Cuts trajectories to at most context_length timesteps, at a random place; null: they are
+    learned from whole."""
 
 
 class PPOConfig(TrainingConfig):

@@ -99,11 +99,14 @@ class BilevelEpsilon(Exploration):
 
     Args:
         action_space: See `Exploration`.
-        anneal_steps: Environment steps, over all envs, after which both schedules have reached
-            their end.
-        start: Epsilon at the start of an episode: when training begins, and once annealed.
-        end: Epsilon at the end of an episode: when training begins, and once annealed.
-        randomize: Draw u; it is 1 otherwise.
+        anneal_steps: Environment steps, over all envs, after which the probabilities have reached
+            their second values.
+        start: Probability of a random action at the start of an episode: when training begins, and
+            after ``anneal_steps``.
+        end: Probability of a random action at the end of an episode: when training begins, and
+            after ``anneal_steps``.
+        randomize: Multiply the probability by a random factor between 0 and 1, drawn for each
+            episode.
         action_key: See `Exploration`.
 
     Raises:
