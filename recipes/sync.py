@@ -19,7 +19,7 @@ if __name__ == "__main__":
 # isort: split
 from pathlib import Path
 
-from yamame.checks import SettingError, UsageError
+from yamame.checks import SettingError, UsageError, require_setting
 from yamame.cli.app import main
 from yamame.cli.settings import SyncConfig
 from yamame.tracking import send_rest
@@ -33,11 +33,20 @@ def sync(cfg: SyncConfig) -> None:
     problems = []
     for run in runs:
         try:
+            check(run)
             print(f"{run}: {send_rest(Path(run))} points sent")
         except UsageError as error:
             problems.append(str(error))
     if problems:
         raise UsageError("; ".join(problems))
+
+
+def check(run: str) -> None:
+    """Raise for a directory that does not exist or is empty."""
+    folder = Path(run)
+    is_used = folder.is_dir() and any(folder.iterdir())
+    remedy = "it does not exist or is empty; list the runs with: ls runs"
+    require_setting("run", run, is_used, "be a run directory", remedy=remedy)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from yamame.system.messages import OutsideError, first_line
 _ERRORS = (TypeError, ValueError, OverflowError, MemoryError, RuntimeError)
 """Errors that a constructor raises for wrong arguments. PyTorch raises RuntimeError for sizes that
 are negative, overflow or need more memory than there is."""
+_SIZE_ERRORS = (OverflowError, MemoryError, RuntimeError)
+"""Those of them that seldom name the argument that is too large or too small."""
 
 
 def build_node(
@@ -56,7 +58,8 @@ def build_node(
             _locate(error, key, settings)
             raise
         except _ERRORS as error:
-            raise BuildError(key, first_line(error), _numbers(arguments)) from error
+            numbers = _sizes(arguments) if isinstance(error, _SIZE_ERRORS) else {}
+            raise BuildError(key, first_line(error), numbers) from error
 
     return call if node.get("_partial_", False) else call()
 
@@ -84,10 +87,12 @@ def _locate(error: UsageError, key: str, settings: Mapping[str, Any]) -> None:
         error.is_setting = in_settings and repr(settings[error.name]) == repr(error.value)
 
 
-def _numbers(arguments: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numeric arguments."""
+def _sizes(arguments: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numeric arguments that may be a size."""
     numbers = {}
     for name, value in arguments.items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        # A seed is no size, and is often given by the program instead of the user.
+        if is_number and name != "seed":
             numbers[name] = value
     return numbers
