@@ -39,7 +39,8 @@ class TrainedConfig(Config):
     tracking_uri: Text
     """MLflow store in which ids of runs are looked up."""
     output: VerbatimText | None
-    """Directory of the results; null: a folder of the run directory, else of runs/."""
+    """Directory of the results; null: a folder in the run directory, or in runs/ for a file or an
+    id."""
     device: Device
     """Device on which the agent acts: cpu, cuda, cuda:1."""
     trust: list[Text]
@@ -69,8 +70,8 @@ class EvaluateConfig(TrainedConfig):
     num_envs: Side | None
     """Environments that play the tasks side by side, in rounds; null: as in training."""
     seed: Natural | None
-    """Seed of the held-out tasks and of the agent's samples. The default is not that of training:
-    its tasks are not those that chose the best checkpoint. null: as in training."""
+    """Seed of the held-out tasks and of the agent's samples. The default differs from
+    evaluation.seed of training, whose tasks chose the best checkpoint; null: that seed."""
     greedy: bool | None
     """Act by the most probable action instead of sampling; null: as in training."""
     gamma_index: Integer | None

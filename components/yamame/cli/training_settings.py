@@ -32,11 +32,12 @@ class RunSettings(Section):
 
     # Hydra parses run.name=3 as an integer.
     name: VerbatimText | int | None
-    """Name of the run; null: made of the environment, the encoder, the seed and other overrides."""
+    """Name of the run; null: composed of the environment, the encoder, the seed and other
+    overrides."""
     root: Text
     """Directory of runs; this one is in <root>/<name>."""
     overwrite: bool
-    """Delete an existing run of this name, once the parts of the new one have been built."""
+    """Delete an existing run of this name once the new one has been built without an error."""
 
 
 class BudgetSettings(Section):
@@ -102,7 +103,7 @@ class TrainSchedule(ReplaySchedule):
     """Schedule of `train`, which alternates collecting and learning."""
 
     steps_per_iteration: Count
-    """Environment steps, over all environments, that are collected before the learner's turn."""
+    """Environment steps, over all environments, that are collected before updates are made."""
     updates_per_step: NonNegativeFloat
     """Gradient updates per environment step after the first learning_starts steps."""
     offline_updates: Natural
@@ -120,7 +121,8 @@ class PPOSchedule(ScheduleSettings):
     """Schedule of `ppo`. Episodes are complete, and must be shorter than context_length."""
 
     steps_per_iteration: Count
-    """Environment steps, over all environments, that one iteration plays at least."""
+    """Least number of environment steps, over all environments, that are played before updates are
+    made."""
     epochs: Count
     """Passes over the episodes of an iteration."""
 
@@ -149,7 +151,7 @@ class EvaluationSettings(Section):
     max_steps: Count | None
     """Steps after which an episode is cut; null: every episode is complete."""
     video_frames: Count
-    """Longest video of the trained agent, in timesteps."""
+    """Largest number of timesteps in the video of the trained agent."""
     env: Node
     """Settings of the environment that differ on held-out tasks, as evaluation.env.split=test."""
 
@@ -160,7 +162,7 @@ class CheckpointSettings(Section):
     interval: Count
     """Environment steps between checkpoints; updates in recipes without environment steps."""
     keep: Count
-    """Number of the latest checkpoints to keep beside the best one."""
+    """Number of latest checkpoints that are kept beside the best one."""
 
 
 class AgentSettings(Section):
@@ -170,18 +172,18 @@ class AgentSettings(Section):
     gammas: list[float]
     """Discount factors; each has its own policy and values, and the last one acts."""
     multi_gamma: bool
-    """Learn for all discount factors; false: for the last one alone."""
+    """Learn for all discount factors; false: for the last one only."""
     probability_floor: float
     """Share of the uniform distribution in discrete policies, so that no action has probability
     0."""
     box_distribution: Literal["tanh_normal", "beta"]
-    """Distribution of continuous actions."""
+    """Distribution of continuous actions: tanh_normal or beta."""
     actor: Target
-    """Policy head."""
+    """Policy head: the layers between the encoder and the probabilities of actions."""
     critic: Target
-    """Value head."""
+    """Value head: the layers between the encoder and the values."""
     returns: Target
-    """Representation of returns."""
+    """Representation of values: numbers standardised by running statistics, or bins."""
     loss: Target
     """Loss of the agent."""
 
@@ -207,36 +209,39 @@ class SourceSettings(Section):
     """Learners whose histories are distilled."""
 
     horizon: Count
-    """Steps of one history: many episodes of trials of one task."""
+    """Steps of one history, which consists of many trials of one task."""
     subsample: Count
     """Keep every n-th trial, so that the agent improves n times as fast as the learner."""
     env: Node
-    """Settings that make an episode a history, where they are not time_limit or trials.horizon."""
+    """Settings of the environment that make an episode as long as a history; empty: time_limit, or
+    trials.horizon."""
     learner: Target
-    """Learning algorithm that is imitated."""
+    """Learning algorithm whose histories the agent imitates."""
 
 
 class MeasureSettings(Section):
     """Trial of `doctor`."""
 
     seconds: Annotated[float, Bounds(least=1)]
-    """Duration of the trial; up to four times as long until there are updates."""
+    """Duration of the trial; up to four times as long if there is no update before."""
 
 
 class ProbeSettings(Section):
     """Comparison of `probe`."""
 
     windows: list[Count | None]
-    """Numbers of timesteps that agents see, the present one included; null: all. 1 is always
-    added."""
+    """Numbers of latest timesteps that the compared agents see, the present one included; null:
+    all. 1 is always added."""
     seeds: list[Natural]
     """Seeds of the trainings of each window; fewer than three give no verdict."""
     margin: NonNegativeFloat
-    """Ignored difference, as a share of the lead of the best window over a random policy."""
+    """Differences that count as none: a share of the difference between the best window and a
+    random policy."""
     confidence: NonNegativeFloat
     """Confidence of all intervals between windows together."""
     settings: list[VerbatimText]
-    """Overrides of every agent; those of the command line come after."""
+    """Overrides of every agent, as encoder.d_model=64; those of the command line take
+    precedence."""
 
 
 class PlayedConfig(Config):
@@ -247,16 +252,16 @@ class PlayedConfig(Config):
     evaluation: EvaluationSettings
     agent: AgentSettings
     timestep_encoder: Target
-    """Encoder of one timestep."""
+    """Encoder of the inputs of one timestep (observation, action, reward, goals)."""
     goal_encoder: Target
-    """Encoder of the instruction."""
+    """Encoder of the instruction, in environments with goals."""
     encoder: Target
     """Encoder of the trajectory, which is the agent's memory."""
     env: Target
     """Environment."""
     # The group has no choice by default, so that the key may be absent.
     trials: Target | None = None
-    """Repetition of an episode with the same task; null: none."""
+    """Repetition of an episode with the same task, memory kept; null: no repetition."""
 
 
 class TrainingConfig(PlayedConfig):
@@ -267,8 +272,8 @@ class TrainingConfig(PlayedConfig):
     float32_matmul_precision: Literal["highest", "high", "medium"]
     """Precision of float32 matrix products: high and medium use TF32 or bfloat16."""
     resume: Literal["auto"] | bool | None
-    """true: continue the run of this name from its last checkpoint; auto: begin it, continue it, or
-    leave it if it is done; null: false, and auto in a sweep."""
+    """true: continue the run of this name from its last checkpoint; auto: continue it if it exists,
+    else begin it, and do nothing if it is done; null: false, but auto in a sweep."""
     trust: list[Text]
     """Packages whose classes the configuration may name, as [mylab.]; never read from a saved
     run."""
@@ -281,7 +286,8 @@ class TrainingConfig(PlayedConfig):
     """Packing of several trajectories into a row of a batch; null: each has a row, padded to the
     longest."""
     workers: Target | None
-    """Processes of environments of other libraries; native environments need none."""
+    """Processes that play environments of other libraries, and what happens if one fails; native
+    environments need none."""
     checkpoint: CheckpointSettings
     relabel: Target
     """Hindsight relabelling: replaces missed goals of stored trajectories by achieved ones;
@@ -295,8 +301,8 @@ class TrainingConfig(PlayedConfig):
     callbacks: Node
     """Callbacks by name, each a class (_target_) with its arguments."""
     expected: Node | None
-    """Result that an experiment should reach (metric, interval, source, cost), for the verdict of a
-    report."""
+    """Result that an experiment should reach (metric, interval, source, cost); reports compare with
+    it."""
 
 
 class TrainConfig(TrainingConfig):
@@ -309,8 +315,8 @@ class TrainConfig(TrainingConfig):
     collector: Target
     """Collector of trajectories."""
     window: Target | None
-    """Cuts replayed trajectories to at most context_length timesteps, at a random place; null: they
-    are learned from whole."""
+    """Cuts replayed trajectories to at most window.length transitions, at a random place; null:
+    they are learned from whole."""
 
 
 class OfflineConfig(TrainingConfig):
@@ -319,7 +325,7 @@ class OfflineConfig(TrainingConfig):
     schedule: OfflineSchedule
     data: DataSettings
     window: Target | None
-    """Cuts trajectories to at most context_length timesteps, at a random place; null: they are
+    """Cuts trajectories to at most window.length transitions, at a random place; null: they are
     learned from whole."""
 
 
