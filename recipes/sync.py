@@ -19,7 +19,7 @@ if __name__ == "__main__":
 # isort: split
 from pathlib import Path
 
-from yamame.checks import SettingError, UsageError, require_setting
+from yamame.checks import SettingError, UsageError
 from yamame.cli.app import main
 from yamame.cli.settings import SyncConfig
 from yamame.tracking import send_rest
@@ -45,8 +45,9 @@ def check(run: str) -> None:
     """Raise for a directory that does not exist or is empty."""
     folder = Path(run)
     is_used = folder.is_dir() and any(folder.iterdir())
-    remedy = "it does not exist or is empty; list the runs with: ls runs"
-    require_setting("run", run, is_used, "be a run directory", remedy=remedy)
+    if not is_used:
+        remedy = "name a run directory, as run=runs/mine"
+        raise UsageError(f"{run} does not exist or is empty", key="run", remedy=remedy)
 
 
 if __name__ == "__main__":
