@@ -44,7 +44,7 @@ def doctor(cfg: DoctorConfig) -> None:
     print_line("machine", machine.describe_machine(cfg))
     store_problems: list[str] = []
     with collecting(store_problems):
-        check_store(cfg)
+        check_store({"logger": cfg.logger})
     # A run can be tried without its store.
     problems = list(machine.problems(cfg))
     if not problems:

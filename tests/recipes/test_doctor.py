@@ -89,7 +89,7 @@ def test_a_sound_set_up_is_measured_and_runs_that_are_there_stay_as_they_are(doc
         ((*OWN_ENV, "+env.settings.fault=raises"), "doctors.py:21"),
         ((*OWN_ENV, "+env.settings.fault=unknown"), "reward"),
         (("env=gym", "env.id=nowhere:Nowhere-v0", "trust=[nowhere.]"), "nowhere"),
-        (("encoder._target_=doctors.Encoder", "trust=[doctors.]"), "doctors.py:27"),
+        (("encoder._target_=doctors.Encoder", "trust=[doctors.]"), "doctors.py:28"),
         (
             ("workers.num_processes=4096",),
             "workers.num_processes: must leave a core to the learner, got 4096",
