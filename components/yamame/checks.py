@@ -156,8 +156,8 @@ class BuildError(UsageError):
     Args:
         key: Dotted key of the part.
         reason: First line of the error, as the library wrote it.
-        numbers: Numeric arguments of the part, listed if the error is about a size, because such
-            errors seldom name the argument.
+        numbers: Numeric arguments of the part that may be wrong, listed because such errors seldom
+            name the argument.
 
     >>> print(BuildError("encoder", "not enough memory", {"num_layers": 2, "d_model": 10**9}))
     encoder: not enough memory; got d_model=1000000000, num_layers=2

@@ -33,7 +33,7 @@ def _parse(text: str) -> list[tuple[list[str], str]]:
     """Return the keys of a YAML file that have a comment on their line.
 
     >>> _parse("lr: 0.1   # learning rate\\nmore:\\n  size: 3  # of all\\n  plain: 4")
-    [(['lr'], 'learning rate'), (['more', 'size'], 'of all')]
+    [(['lr'], 'Learning rate.'), (['more', 'size'], 'Of all.')]
     """
     commented = []
     path: list[tuple[int, str]] = []

@@ -16,7 +16,7 @@ _ERRORS = (TypeError, ValueError, OverflowError, MemoryError, RuntimeError)
 """Errors that a constructor raises for wrong arguments. PyTorch raises RuntimeError for sizes that
 are negative, overflow or need more memory than there is."""
 _SIZE_ERRORS = (OverflowError, MemoryError, RuntimeError)
-"""Those of them that seldom name the argument that is too large or too small."""
+"""Those of them that may be about a size that is known at run time only."""
 
 
 def build_node(
@@ -58,7 +58,12 @@ def build_node(
             _locate(error, key, settings)
             raise
         except _ERRORS as error:
-            numbers = _sizes(arguments) if isinstance(error, _SIZE_ERRORS) else {}
+            if isinstance(error, ImportError):
+                numbers = {}  # a missing package depends on no argument
+            elif isinstance(error, _SIZE_ERRORS):
+                numbers = _numbers(arguments)
+            else:
+                numbers = _numbers(settings)
             raise BuildError(key, first_line(error), numbers) from error
 
     return call if node.get("_partial_", False) else call()
@@ -87,12 +92,12 @@ def _locate(error: UsageError, key: str, settings: Mapping[str, Any]) -> None:
         error.is_setting = in_settings and repr(settings[error.name]) == repr(error.value)
 
 
-def _sizes(arguments: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numeric arguments that may be a size."""
+def _numbers(arguments: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numeric arguments, without seeds."""
     numbers = {}
     for name, value in arguments.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # A seed is no size, and is often given by the program instead of the user.
+        # No constructor fails because of its seed.
         if is_number and name != "seed":
             numbers[name] = value
     return numbers

@@ -91,8 +91,8 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             another `yamame.heads.ValueRepresentation`.
         action_space: Encodes actions and turns policy parameters into distributions.
         gammas: Distinct discounts in (0, 1), in the order of the heads.
-        num_target_critics: Critics drawn for each target.
-        reward_multiplier: Factor on rewards before learning.
+        num_target_critics: Critics drawn for each target, of which the smallest value counts.
+        reward_multiplier: Factor on rewards in the loss, never in the agent's input.
         online_coeff: Weight of the actor loss. With 0, targets are means over critics.
         cloning_coeff: Weight of filtered behaviour cloning.
         critic_coeff: Weight of the critics' error.

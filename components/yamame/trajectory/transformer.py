@@ -135,8 +135,8 @@ class TransformerEncoder(TrajectoryEncoder):
 
     Args:
         in_features: Size E of the features.
-        d_model: Size D of the residual stream and of the context.
-        num_heads: Number H of attention heads; divides ``d_model``.
+        d_model: Width D of the layers and of the context.
+        num_heads: Number of attention heads; divides ``d_model``.
         num_layers: Number of layers.
         ff_factor: Hidden size of the feed-forward part, in multiples of ``d_model``.
         dropout: Dropout probability on the embedded input and on every feed-forward branch, in
