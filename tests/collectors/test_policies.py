@@ -300,7 +300,7 @@ class Tracing(Counting):
 def test_nothing_of_ours_stands_between_the_loop_and_the_policy():
     Tracing.files.clear()
     SyncCollector(maze(), Tracing(), Shelf()).collect(1)
-    assert Tracing.files == [["sync.py", "sync.py"]]  # `collect` and its step
+    assert Tracing.files == [["sync.py"]]
 
 
 @pytest.mark.parametrize("make", POLICIES)

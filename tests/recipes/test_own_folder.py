@@ -38,7 +38,7 @@ def test_a_sweep_over_own_and_other_encoders_trains_with_own_parts(play, folder)
     for run in runs:
         assert json.loads((run / "summary.json").read_text())["updates"] == 3
     own = next(run for run in runs if "fading_sum" in run.name)
-    with pytest.raises(UsageError, match=r"must be in trust=\[\.\.\.\]; got 'mylab\.FadingSum'"):
+    with pytest.raises(UsageError, match=r"got 'mylab\.FadingSum'; .*must be in trust"):
         load_trained(own)
     trained = load_trained(own, trust=["mylab."])
     assert (
