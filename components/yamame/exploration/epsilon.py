@@ -20,8 +20,9 @@ class LinearNoise(Exploration):
     Args:
         action_space: See `Exploration`.
         anneal_steps: Environment steps, over all envs, after which the strength stays at ``end``.
-        start: Strength when training begins.
-        end: Strength once annealed.
+        start: Strength (probability of a random action, or standard deviation of the noise in half
+            ranges of the action) when training begins.
+        end: Strength after ``anneal_steps``.
         action_key: See `Exploration`.
 
     Attributes:

@@ -30,7 +30,7 @@ class MemoEncoder(SegmentEncoder):
 
     Args:
         in_features, d_model, num_heads, num_layers, ff_factor, dropout, activation: As for
-            `RSMEncoder`.
+            `yamame.trajectory.RSMEncoder`.
         segment_length: Timesteps C of a segment.
         num_slots: Number M of slots that a segment leaves.
         jitter: Largest relative deviation of segment lengths from ``segment_length`` in training,
