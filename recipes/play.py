@@ -34,6 +34,7 @@ from yamame.cli.app import main
 from yamame.cli.nodes import plain
 from yamame.cli.settings import PlayConfig
 from yamame.evaluation import describe_step, describe_timestep, play_episode
+from yamame.evaluation.episode import render_frame
 from yamame.files.run_directory import check_folder
 from yamame.report.figures import write_gif, write_mp4
 from yamame.report.terminal import half_blocks
@@ -68,7 +69,7 @@ class Spectator:
     def __call__(self, step: TensorDictBase) -> None:
         """Print a step, or the first timestep, and draw its picture."""
         try:
-            self.frames.append(self._env.render())
+            self.frames.append(render_frame(self._env))
             if self._width is not None:
                 print(half_blocks(self.frames[-1], width=self._width))
         except NotImplementedError as error:
@@ -96,7 +97,8 @@ def play(cfg: PlayConfig) -> float:
     total = float(episode["next", "reward"].sum())
     print(f"return {total:g} in {episode.shape[-1]} steps")
     for reason in spectator.reasons:
-        print(f"no video: {reason}", file=sys.stderr)
+        name = trained.config.env["_target_"].rpartition(".")[2]
+        print(f"no video of {name}: {reason}", file=sys.stderr)
     if spectator.frames:
         folder.mkdir(parents=True, exist_ok=True)
         write = WRITERS[cfg.video]

@@ -33,11 +33,21 @@ def sync(cfg: SyncConfig) -> None:
     problems = []
     for run in runs:
         try:
+            check(run)
             print(f"{run}: {send_rest(Path(run))} points sent")
         except UsageError as error:
             problems.append(str(error))
     if problems:
         raise UsageError("; ".join(problems))
+
+
+def check(run: str) -> None:
+    """Raise for a directory that does not exist or is empty."""
+    folder = Path(run)
+    is_used = folder.is_dir() and any(folder.iterdir())
+    if not is_used:
+        remedy = "name a run directory, as run=runs/mine"
+        raise UsageError(f"{run} does not exist or is empty", key="run", remedy=remedy)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,9 @@ Keys of the configuration of every recipe, with their values and meaning. `pytho
 classes that it names. Those arguments, below a `_target_` such as `encoder.d_model`, are described
 in the [API](api/index.md). Defaults are in the YAML files in [conf/](../conf).
 
+A class is chosen by its group, as `encoder=gru`, and `null` stands for no value. `--help` lists the
+choices of each group.
+
 A wrong key or value ends the command before anything is written, with a line for each mistake.
 """
 SHARED: dict[str, tuple[str, type[Config]]] = {

@@ -156,10 +156,11 @@ class BuildError(UsageError):
     Args:
         key: Dotted key of the part.
         reason: First line of the error, as the library wrote it.
-        numbers: Numeric arguments of the part, listed because such errors seldom name the argument.
+        numbers: Numeric arguments of the part that may be wrong, listed because such errors seldom
+            name the argument.
 
-    >>> print(BuildError("optimizer", "Invalid learning rate: -1.0", {"lr": -1.0, "eps": 1e-8}))
-    optimizer: Invalid learning rate: -1.0; got lr=-1.0, eps=1e-08
+    >>> print(BuildError("encoder", "not enough memory", {"num_layers": 2, "d_model": 10**9}))
+    encoder: not enough memory; got d_model=1000000000, num_layers=2
     """
 
     def __init__(self, key: str, reason: str, numbers: Mapping[str, float]) -> None:

@@ -47,7 +47,8 @@ class Bandits(BatchedEnv):
         num_envs: Number of bandits, played at the same time.
         num_arms: Number of arms, at least 2.
         time_limit: Steps of an episode.
-        reward: Distribution of the rewards.
+        reward: Distribution of rewards. ``bernoulli``: an arm pays 1 or 0. ``gaussian``: normally
+            distributed around its mean.
         gaussian_std: Standard deviation of the noise of Gaussian rewards.
         observable: Write the means of the arms to ``hidden`` ``[N, num_arms]``.
         seed: Seed of the tasks of all episodes.

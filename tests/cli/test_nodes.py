@@ -97,10 +97,14 @@ OWN = """
 from yamame.checks import ArgumentError, UsageError
 from yamame.system.messages import OutsideError
 
+class MissingPackage(ImportError, ValueError):
+    pass
+
 class Own:
     def __init__(self, kind, loc=0.25, scale=1, flag=True, fact=None):
         errors = {
             "value": ValueError("it broke\\n  here"),
+            "missing": MissingPackage("it needs a package"),
             "memory": MemoryError(),
             "torch": RuntimeError("[enforce fail at alloc.cpp:1] not enough memory"),
             "usage": UsageError("scale=1 is too small"),
@@ -118,6 +122,7 @@ class Own:
     [
         # Errors of libraries do not name arguments, so that numbers are listed, largest first.
         ("value", "part: it broke; got scale=3, loc=0.25"),
+        ("missing", "part: it needs a package"),
         ("memory", "part: MemoryError; got scale=3, loc=0.25"),
         ("torch", "part: [enforce fail at alloc.cpp:1] not enough memory; got scale=3, loc=0.25"),
         ("usage", "part: scale=1 is too small"),

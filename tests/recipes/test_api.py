@@ -96,6 +96,7 @@ def test_a_configuration_is_composed_from_a_folder_of_ones_own(tmp_path):
     [
         (["env=tmze"], "train", "env=tmze: no such choice, did you mean tmaze"),
         (["enc=gru"], "train", "enc: no such key, did you mean"),
+        (["ablation=no_memory"], "train", r"did you mean \+ablation=no_memory\?"),
         (["seed=-1"], "train", "seed: must be an integer of at least 0"),
         (["--help"], "train", "must be texts as 'encoder=gru', got '--help'"),
         ([3], "train", "must be texts as 'encoder=gru', got 3"),

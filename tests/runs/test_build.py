@@ -175,3 +175,11 @@ def test_minutes_alone_limit_no_number_of_updates():
 
 def test_a_budget_that_ends_before_learning_starts_still_has_an_end():
     assert total_updates(annealed(env_steps=500)) == 1
+
+
+def test_relabelling_without_goals_names_the_group_and_the_environment():
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        cfg = compose("train", overrides=["env=tmaze", "relabel=some"])
+    env = build_env(cfg, num_envs=2, seed=0)
+    with pytest.raises(UsageError, match=r"^relabel: .*TMaze has no goals .*relabel=none"):
+        build_transform(cfg, env)

@@ -13,7 +13,7 @@ from pathlib import Path
 _PACKAGES = ("yamame", "yamame_envs")
 _ARGUMENTS = re.compile(r"^Args:\n((?: {4}.*\n|\n)+)", re.MULTILINE)
 _ENTRY = re.compile(r"^ {4}([\w, ]+): (.*(?:\n {6,}.*)*)", re.MULTILINE)
-_SAME_AS = re.compile(r"As for `(\w+)`\.")
+_SAME_AS = re.compile(r"As for `([\w.]+)`\.")
 
 Definition = ast.ClassDef | ast.FunctionDef
 
@@ -46,7 +46,9 @@ def argument_descriptions(path: str) -> dict[str, str]:
     for argument, text in descriptions.items():
         reference = _SAME_AS.match(text)
         if reference is not None:
-            other = argument_descriptions(f"{_module_of(file)}.{reference.group(1)}")
+            owner = reference.group(1)
+            path = owner if "." in owner else f"{_module_of(file)}.{owner}"
+            other = argument_descriptions(path)
             descriptions[argument] = other.get(argument, text)
     return descriptions
 

@@ -177,6 +177,10 @@ def _explain_key(key: str, line: CommandLine) -> str:
         settings = f"only settings below it, as {key}.name=value"
         return f"{key}: there are no choices here, {settings}{got}"
     parent = key.rpartition(".")[0]
+    given = [text for text in line.overrides if text.startswith(f"{key}=")]
+    # A group that is not in the defaults has to be added.
+    if given and any((root / key).is_dir() for root in line.roots):
+        return f"{key}: no such key, did you mean +{given[0]}?"
     # Free data takes any key, but Hydra wants to be told that it is new.
     if parent.endswith("settings") or key.startswith("callbacks."):
         return f"{key}: no such key; a new one begins with a plus, as +{key}=...{got}"

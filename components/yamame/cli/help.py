@@ -1,11 +1,12 @@
 """Text of ``--help``: purpose and examples of a recipe, the groups, and every key with its
 description.
 
-Descriptions are those of the models of settings, and of the docstrings of the classes that the
-configuration names.
+Descriptions are those of the models of settings, of the docstrings of the classes that the
+configuration names, and of the comments in YAML files.
 """
 
 import ast
+import re
 import shutil
 import textwrap
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from yamame.cli.command_line import CommandLine
+from yamame.cli.comments import comments_of
 from yamame.cli.docstrings import argument_descriptions
 from yamame.cli.sections import Section
 from yamame.cli.settings import CONFIGS
@@ -47,6 +49,12 @@ def help_text(line: CommandLine, recipe: Path) -> str:
     config: Any = OmegaConf.to_container(cfg)
     del config["hydra"]
     descriptions = _descriptions(CONFIGS.get(line.config_name), config)
+    for group, choice in chosen.items():
+        files = [root / group / f"{choice}.yaml" for root in line.roots]
+        comments = comments_of([file for file in files if file.is_file()], group)
+        # Classes of other libraries have nothing but these.
+        for key, comment in comments.items():
+            descriptions.setdefault(key, comment)
     parts = [_purpose(recipe), _groups(line, chosen), _keys(config, descriptions), _FLAGS, footer]
     return "\n\n".join(part for part in parts if part)
 
@@ -136,7 +144,7 @@ def describe_fields(model: type[Section], prefix: str = "") -> dict[str, str]:
         if is_section(hint):
             descriptions |= describe_fields(hint, f"{prefix}{name}.")
             continue
-        text = model.model_fields[name].description or ""
+        text = (model.model_fields[name].description or "").replace("``", "")
         descriptions[f"{prefix}{name}"] = " ".join(text.split())
     return descriptions
 
@@ -151,5 +159,21 @@ def _describe_arguments(key: str, value: Any, descriptions: dict[str, str]) -> N
     known = argument_descriptions(str(value.get("_target_", "")))
     for name, inner in value.items():
         if name in known and name not in SPECIAL:
-            descriptions[f"{key}.{name}"] = known[name]
+            text = _in_yaml(known[name])
+            descriptions[f"{key}.{name}"] = text
+            # Free data has the description of the argument at each of its keys.
+            if isinstance(inner, dict) and "_target_" not in inner:
+                for deeper in flatten(inner):
+                    descriptions[f"{key}.{name}.{deeper}"] = text
         _describe_arguments(f"{key}.{name}", inner, descriptions)
+
+
+def _in_yaml(text: str) -> str:
+    """Return a description with Python's constants as they are written on the command line.
+
+    >>> _in_yaml("Largest number; None: no limit.")
+    'Largest number; null: no limit.'
+    """
+    for python, yaml in (("None", "null"), ("True", "true"), ("False", "false")):
+        text = re.sub(rf"\b{python}\b", yaml, text)
+    return text

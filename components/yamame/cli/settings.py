@@ -45,17 +45,18 @@ class TrainedConfig(Config):
     open_keys: ClassVar[tuple[str, ...]] = ("env", "trials")
 
     checkpoint: Literal["best", "last"]
-    """best, by its evaluation in training, or last."""
+    """Weights to load: best (the checkpoint with the best evaluation in training) or last."""
     tracking_uri: Text
     """MLflow store in which ids of runs are looked up."""
     output: VerbatimText | None
-    """Directory of the results; null: a folder of the run directory, else of runs/."""
+    """Directory of the results; null: a folder in the run directory, or in runs/ for a file or an
+    id."""
     device: Device
     """Device on which the agent acts: cpu, cuda, cuda:1."""
     trust: list[Text]
     """Packages whose classes and environments a run may name, as [mylab.]."""
     max_steps: Count | None
-    """Steps after which an episode is cut; null: as in training, in play never."""
+    """Steps after which an episode is cut; null: as in training (evaluate), never (play)."""
     context_length: Count | None
     """Timesteps that the agent remembers, where its encoder lets that be chosen; null: as in
     training."""
@@ -73,34 +74,38 @@ class EvaluateConfig(TrainedConfig):
     run: VerbatimText | list[VerbatimText]
     """A run directory, a checkpoint file or the id of an MLflow run; several as [runs/a,runs/b]."""
     against: VerbatimText | list[VerbatimText] | None
-    """Other runs to compare with: how likely is a run better than one of these?"""
+    """Other runs to compare with; prints the probability that a run is better than one of these."""
     num_episodes: Side | None
-    """Held-out tasks, one complete episode each; null: as in training."""
+    """Number of held-out tasks, each played for one complete episode; null: as in training."""
     num_envs: Side | None
-    """Environments that play the tasks, in rounds; null: as in training."""
+    """Environments that play the tasks side by side, in rounds; null: as in training."""
     seed: Natural | None
-    """Seed of the held-out tasks and of the agent's samples; null: as in training."""
+    """Seed of the held-out tasks and of the agent's samples. The default differs from
+    evaluation.seed of training, whose tasks chose the best checkpoint; null: that seed."""
     greedy: bool | None
     """Act by the most probable action instead of sampling; null: as in training."""
     gamma_index: Integer | None
-    """Discount factor that acts, by its index."""
+    """Discount factor that acts, by its index in agent.gammas; null: see gamma."""
     gammas: Literal["all"] | None
-    """all: every trained discount factor acts once."""
+    """all: evaluate with every trained discount factor in turn; null: with one."""
     control: bool
     """Evaluate the same agent with its memory cleared at every step, too."""
     attention: bool
-    """Draw where a Transformer attends during the first held-out episode."""
+    """Write pictures of the timesteps that a Transformer attends to during the first held-out
+    episode."""
     attention_steps: Count
     """Largest number of timesteps of such a picture."""
     diagnose: Text | list[Text] | None
-    """Diagnoses of the memory: all, or of [recall, wiped, observable, probes]
-    (docs/howto/diagnose.md)."""
+    """Diagnoses of the agent's memory: all, or a list of recall, wiped, observable, probes
+    (docs/howto/diagnose.md); null: none."""
     diagnose_twin: VerbatimText | None
-    """A run trained with env.observable=true, for the diagnosis observable."""
+    """Run directory of an agent trained with env.observable=true, which the diagnosis observable
+    compares with."""
     diagnose_steps: Count
-    """Largest number of timesteps of an episode that recall replaces, one after the other."""
+    """Largest number of timesteps of an episode that the diagnosis recall replaces, one after the
+    other."""
     confidence: Annotated[float, Bounds(above=0, below=1)]
-    """Confidence of all intervals."""
+    """Confidence of all intervals, as 0.95."""
 
 
 class PlayConfig(TrainedConfig):
@@ -115,11 +120,11 @@ class PlayConfig(TrainedConfig):
     greedy: bool
     """Act by the most probable action instead of sampling."""
     picture: bool
-    """Draw every step, if the output is a terminal and the environment has a picture."""
+    """Draw every step in the terminal, if the environment has pictures."""
     width: Count
     """Characters per line of such a picture."""
     video: Literal["gif", "mp4"]
-    """gif or mp4; the latter needs: pip install 'yamame[video]'."""
+    """Format of the video: gif, or mp4, which needs: pip install 'yamame[video]'."""
     fps: Annotated[float, Bounds(above=0, most=50)]
     """Frames per second of the video."""
 
@@ -131,9 +136,10 @@ class ExportConfig(Config):
     """A run directory, a checkpoint file, the id of an MLflow run, a folder of this recipe or
     zoo:NAME."""
     path: VerbatimText
-    """A folder for weights, config.json and a model card; a file .pt2 (torch.export) or .onnx."""
+    """Folder to write, with weights, config.json and a model card; or a file: .pt2 (torch.export)
+    or .onnx."""
     checkpoint: Literal["best", "last"]
-    """best, by its evaluation in training, or last."""
+    """Weights to load: best (the checkpoint with the best evaluation in training) or last."""
     tracking_uri: Text
     """MLflow store in which ids of runs are looked up."""
     trust: list[Text]
@@ -141,15 +147,15 @@ class ExportConfig(Config):
     mlflow: bool
     """Write the folder of an MLflow model, for mlflow.pyfunc.load_model."""
     small: bool
-    """Write what acting needs alone, with matrices in half precision."""
+    """Write only the weights that acting needs, with matrices in half precision."""
     greedy: bool | None
-    """Of an MLflow model: act by the most probable action; null: as in evaluations of training."""
+    """For an MLflow model: act by the most probable action; null: as in evaluations of training."""
     gamma: float | None
-    """Discount factor that acts in a file or an MLflow model; null: the last."""
+    """Discount factor that acts in a .pt2 or .onnx file or an MLflow model; null: the last."""
     context_length: Count | None
-    """Timesteps that a file remembers; null: as in training."""
+    """Timesteps that the agent in a .pt2 or .onnx file remembers; null: as in training."""
     num_streams: Side
-    """Streams that act side by side in a file."""
+    """Number of episodes that a .pt2 or .onnx file acts in side by side."""
 
 
 class ReplayBatchConfig(Config):
@@ -174,16 +180,17 @@ class ReportStore(Section):
     """Runs to read."""
 
     tracking_uri: Text | None
-    """MLflow store; null: the evidence alone, without a page."""
+    """MLflow store; null: read the evidence alone, and write no page."""
     experiment: Text
-    """Experiment of MLflow, which is not one of the group experiment."""
+    """Name of the MLflow experiment whose runs are read; unrelated to the setting experiment=... of
+    train."""
 
 
 class ReportConfig(Config):
     """Settings of `report`."""
 
     runs: VerbatimText | list[VerbatimText] | None
-    """Name, pattern or id of runs, or several, as [maze-*,tmaze-0]; null: all of the experiment."""
+    """Names, patterns or ids of runs, as [maze-*,tmaze-0]; null: all runs of store.experiment."""
     directory: VerbatimText
     """Directory of the page and its files, in place of an earlier report."""
     base: VerbatimText | None
@@ -192,7 +199,8 @@ class ReportConfig(Config):
     """Metric of evaluations, as length_mean (less is better); null: the expected one, else success,
     else the return."""
     thresholds: list[PositiveFloat]
-    """Fractions of full success, or of the expected result, whose first crossing is reported."""
+    """Fractions of full success, or of the expected result; the report says when each is first
+    reached."""
     strict: bool
     """Exit with status 1 if an experiment is below what it expects, or was not measured."""
     evidence: Text | None
@@ -210,11 +218,11 @@ class SuiteSettings(Section):
     title: Text
     """Title of the table."""
     key: Text
-    """Key that names a task on the command line."""
+    """Setting that names a task on the command line, as env.id."""
     tiers: Node
     """Tasks by tier, and the experiment that trains them."""
     against: Text
-    """Column that verdicts compare with."""
+    """Column of the table that verdicts compare with."""
     published: Node
     """Published results by column."""
 
@@ -225,7 +233,8 @@ class LeaderboardStore(Section):
     tracking_uri: Text
     """MLflow store."""
     experiment: Text
-    """Experiment of MLflow, which is not one of the group experiment."""
+    """Name of the MLflow experiment of the runs; unrelated to the setting experiment=... of
+    train."""
 
 
 class LeaderboardConfig(Config):
@@ -235,7 +244,7 @@ class LeaderboardConfig(Config):
 
     suite: SuiteSettings
     tier: Text
-    """Tasks and their experiment: a key of suite.tiers."""
+    """Tier of tasks to run: a key of suite.tiers."""
     seeds: list[Integer]
     """Seeds of the runs of each task."""
     overrides: list[VerbatimText]
@@ -243,7 +252,7 @@ class LeaderboardConfig(Config):
     page: VerbatimText | None
     """Markdown page whose marked table is replaced; null: leaderboard/<suite>-<tier>.md."""
     only_check: bool
-    """List and check the runs, and train none."""
+    """List and check the runs, without training."""
     store: LeaderboardStore
     resampling: Target
     """Intervals of verdicts over several seeds."""
@@ -263,7 +272,7 @@ class ContractSettings(Section):
     endpoint: Text
     """Score that is compared."""
     margin: float
-    """Difference that still counts as repeated."""
+    """Largest difference from the published score that counts as repeated."""
     source: Text
     """Source of the published result."""
     cost: Text
@@ -284,23 +293,26 @@ class ReproduceConfig(Config):
     editions: Node
     """Overrides by edition."""
     memory: Text
-    """A key of memories."""
+    """Memory of the agent: a key of memories."""
     edition: Text
-    """A key of editions; small: a tiny network and a few updates, to see that everything works."""
+    """Size of the experiment: a key of editions. small: a tiny network and a few updates, to see
+    that everything works."""
     seeds: list[Integer]
     """Seeds, trained one after the other."""
     minutes: PositiveFloat | None
-    """Minutes of training in this call; the same command continues; null: until all is done."""
+    """Minutes of training in this call; the same command continues later. null: until all is
+    done."""
     overrides: list[VerbatimText]
     """Overrides of every run, as [device=cuda]."""
     root: VerbatimText
-    """Directory of the runs, <root>/<experiment>-<memory>-<edition>-<seed>."""
+    """Directory of the runs; each is in <root>/<experiment>-<memory>-<edition>-<seed>."""
     first_task: Natural
-    """Seed of the first reported task; those of training have seeds of 64 bits."""
+    """Seed of the first reported task; training uses seeds of 64 bits, so that its tasks are
+    others."""
     num_tasks: Side
-    """Reported tasks, one episode each, greedily, by the last checkpoint."""
+    """Number of reported tasks, each played for one greedy episode by the last checkpoint."""
     num_resamples: Annotated[int, Bounds(least=2), FITS_64_BITS]
-    """Samples of the published bootstrap over seeds and tasks."""
+    """Number of bootstrap samples over seeds and tasks."""
 
     @field_validator("memory")
     @classmethod

@@ -33,11 +33,12 @@ class RunSettings(Section):
 
     # Hydra parses run.name=3 as an integer.
     name: VerbatimText | int | None
-    """Name of the run; null: made of the environment, the encoder, the seed and other overrides."""
+    """Name of the run; null: composed of the environment, the encoder, the seed and other
+    overrides."""
     root: Text
     """Directory of runs; this one is in <root>/<name>."""
     overwrite: bool
-    """Delete an existing run of this name, once the parts of the new one have been built."""
+    """Delete an existing run of this name once the new one has been built without an error."""
 
 
 class BudgetSettings(Section):
@@ -62,7 +63,7 @@ class ScheduleSettings(Section):
     """Sizes and pace of training."""
 
     num_envs: Side
-    """Environments that are stepped together."""
+    """Environments that are played side by side."""
     batch_size: Count
     """Trajectories per update."""
     max_grad_norm: PositiveFloat
@@ -70,14 +71,15 @@ class ScheduleSettings(Section):
     warmup_updates: Natural
     """Updates over which the learning rate rises linearly from zero."""
     max_refused: Annotated[float, Bounds(above=0, most=1)]
-    """Share of skipped updates (NaN or Inf gradients) among the last 100 that ends the run."""
+    """Share of skipped updates (NaN or Inf gradients) among the last 100 that ends the run; 3
+    skipped updates in a row end it as well."""
     # Runs of earlier versions do not have it.
     average_decay: Annotated[float, Bounds(least=0, below=1)] | None = None
-    """Evaluate and deploy an average of the weights over about 1 / (1 - this) updates; null: the
-    last weights."""
+    """Evaluate and deploy an average of the weights over about 1 / (1 - average_decay) updates;
+    null: the last weights."""
     autocast: Literal["bfloat16", "auto"] | None
-    """bfloat16: matrix products of an update in lower precision; auto: where the device multiplies
-    it (AVX512_BF16, AMX, GPUs since Ampere)."""
+    """Precision of matrix products in an update. bfloat16: lower precision; auto: bfloat16 on
+    devices that multiply it (AVX512_BF16, AMX, GPUs since Ampere); null: that of the weights."""
 
 
 class OffPolicySchedule(ScheduleSettings):
@@ -102,11 +104,11 @@ class TrainSchedule(ReplaySchedule):
     """Schedule of `train`, which alternates collecting and learning."""
 
     steps_per_iteration: Count
-    """Environment steps, over all environments, that are collected before the learner's turn."""
+    """Environment steps, over all environments, that are collected before updates are made."""
     updates_per_step: NonNegativeFloat
-    """Gradient updates per environment step after learning_starts."""
+    """Gradient updates per environment step after the first learning_starts steps."""
     offline_updates: Natural
-    """Updates from data alone, before the first environment step."""
+    """Updates from data alone (data.source), before the first environment step."""
 
 
 class OfflineSchedule(OffPolicySchedule):
@@ -120,7 +122,8 @@ class PPOSchedule(ScheduleSettings):
     """Schedule of `ppo`. Episodes are complete, and must be shorter than context_length."""
 
     steps_per_iteration: Count
-    """Environment steps, over all environments, that one iteration plays at least."""
+    """Least number of environment steps, over all environments, that are played before updates are
+    made."""
     epochs: Count
     """Passes over the episodes of an iteration."""
 
@@ -136,21 +139,22 @@ class EvaluationSettings(Section):
     """Evaluations on held-out tasks during training."""
 
     num_episodes: Side
-    """Held-out tasks, one complete episode each."""
+    """Number of held-out tasks, each played for one complete episode."""
     interval: Count
     """Environment steps between evaluations; updates in recipes without environment steps."""
     seed: Natural
-    """Seed of the held-out tasks. Training never uses it."""
+    """Seed of the held-out tasks, whose results choose the best checkpoint. Training never uses it,
+    and recipes/evaluate.py uses another."""
     greedy: bool
     """Act by the most probable action instead of sampling."""
     num_envs: Side | None
-    """Environments that play the tasks, in rounds; null: one per episode."""
+    """Environments that play the tasks side by side, in rounds; null: one per episode."""
     max_steps: Count | None
     """Steps after which an episode is cut; null: every episode is complete."""
     video_frames: Count
-    """Longest video of the trained agent, in timesteps."""
+    """Largest number of timesteps in the video of the trained agent."""
     env: Node
-    """Settings of the environment that differ on held-out tasks."""
+    """Settings of the environment that differ on held-out tasks, as evaluation.env.split=test."""
 
 
 class CheckpointSettings(Section):
@@ -159,7 +163,7 @@ class CheckpointSettings(Section):
     interval: Count
     """Environment steps between checkpoints; updates in recipes without environment steps."""
     keep: Count
-    """Number of the latest checkpoints to keep beside the best one."""
+    """Number of latest checkpoints that are kept beside the best one."""
 
 
 class AgentSettings(Section):
@@ -172,17 +176,18 @@ class AgentSettings(Section):
     ]
     """Discount factors; each has its own policy and values, and the last one acts."""
     multi_gamma: bool
-    """Learn for all discount factors; false: for the last one alone."""
+    """Learn for all discount factors; false: for the last one only."""
     probability_floor: Annotated[float, Bounds(least=0, below=1)]
-    """Share of the uniform distribution in discrete policies."""
+    """Share of the uniform distribution in discrete policies, so that no action has probability
+    0."""
     box_distribution: Literal["tanh_normal", "beta"]
-    """Distribution of continuous actions."""
+    """Distribution of continuous actions: tanh_normal or beta."""
     actor: Target
-    """Policy head."""
+    """Policy head: the layers between the encoder and the probabilities of actions."""
     critic: Target
-    """Value head."""
+    """Value head: the layers between the encoder and the values."""
     returns: Target
-    """Representation of returns."""
+    """Representation of values: numbers standardised by running statistics, or bins."""
     loss: Target
     """Loss of the agent."""
 
@@ -201,37 +206,38 @@ class DataSettings(Section):
     """Trajectories from elsewhere."""
 
     path: Text | list[Text] | None
-    """Files, folders or ids; a list of them, or a pattern."""
+    """Files, folders or ids of data to learn from; a list of them, or a pattern."""
     source: Target | None
     """Reader of the data; null: no data."""
     weight: float
     """Share of a batch that comes from the data; all of it while the replay buffer is empty."""
     final_weight: float | None
-    """Share at the end of the annealing, which is linear; null: constant."""
+    """Share at the end of the annealing, which is linear from weight; null: constant."""
     anneal: Count
-    """Environment steps or updates over which the share changes."""
+    """Environment steps or updates (anneal_by) over which the share changes."""
     anneal_by: Literal["env_steps", "updates"]
-    """Counter of the annealing."""
+    """Counter of the annealing: env_steps or updates."""
 
 
 class SourceSettings(Section):
     """Learners whose histories are distilled."""
 
     horizon: Count
-    """Steps of one history: many episodes of trials of one task."""
+    """Steps of one history, which consists of many trials of one task."""
     subsample: Count
     """Keep every n-th trial, so that the agent improves n times as fast as the learner."""
     env: Node
-    """Settings that make an episode a history, where they are not time_limit or trials.horizon."""
+    """Settings of the environment that make an episode as long as a history; empty: time_limit, or
+    trials.horizon."""
     learner: Target
-    """Learning algorithm that is imitated."""
+    """Learning algorithm whose histories the agent imitates."""
 
 
 class MeasureSettings(Section):
     """Trial of `doctor`."""
 
     seconds: Annotated[float, Bounds(least=1)]
-    """Duration of the trial; up to four times as long until there are updates."""
+    """Duration of the trial; up to four times as long if there is no update before."""
 
 
 class ProbeSettings(Section):
@@ -241,16 +247,18 @@ class ProbeSettings(Section):
         list[Count | None],
         Rule("a list of at least one, each an integer of at least 1 or null", bool),
     ]
-    """Numbers of timesteps that agents see, the present one included; null: all. 1 is always
-    added."""
+    """Numbers of latest timesteps that the compared agents see, the present one included; null:
+    all. 1 is always added."""
     seeds: list[Natural]
     """Seeds of the trainings of each window; fewer than three give no verdict."""
     margin: NonNegativeFloat
-    """Ignored difference, as a share of the lead of the best window over a random policy."""
+    """Differences that count as none: a share of the difference between the best window and a
+    random policy."""
     confidence: Annotated[float, Bounds(above=0, below=1)]
     """Confidence of all intervals between windows together."""
     settings: list[VerbatimText]
-    """Overrides of every agent; those of the command line come after."""
+    """Overrides of every agent, as encoder.d_model=64; those of the command line take
+    precedence."""
 
 
 class PlayedConfig(Config):
@@ -261,16 +269,16 @@ class PlayedConfig(Config):
     evaluation: EvaluationSettings
     agent: AgentSettings
     timestep_encoder: Target
-    """Encoder of one timestep."""
+    """Encoder of the inputs of one timestep (observation, action, reward, goals)."""
     goal_encoder: Target
-    """Encoder of the instruction."""
+    """Encoder of the instruction, in environments with goals."""
     encoder: Target
     """Encoder of the trajectory, which is the agent's memory."""
     env: Target
     """Environment."""
     # The group has no choice by default, so that the key may be absent.
     trials: Target | None = None
-    """Repetition of an episode with the same task; null: none."""
+    """Repetition of an episode with the same task, memory kept; null: no repetition."""
 
 
 class TrainingConfig(PlayedConfig):
@@ -281,8 +289,8 @@ class TrainingConfig(PlayedConfig):
     float32_matmul_precision: Literal["highest", "high", "medium"]
     """Precision of float32 matrix products: high and medium use TF32 or bfloat16."""
     resume: Literal["auto"] | bool | None
-    """true: continue the run of this name from its last checkpoint; auto: begin it, continue it, or
-    leave it if it is done; null: false, and auto in a sweep."""
+    """true: continue the run of this name from its last checkpoint; auto: continue it if it exists,
+    else begin it, and do nothing if it is done; null: false, but auto in a sweep."""
     trust: list[Text]
     """Packages whose classes the configuration may name, as [mylab.]; never read from a saved
     run."""
@@ -292,23 +300,26 @@ class TrainingConfig(PlayedConfig):
     budget: BudgetSettings
     schedule: ScheduleSettings
     packing: Target | None
-    """Packing of trajectories into rows; null: a row for each, padded to the longest."""
+    """Packing of several trajectories into a row of a batch; null: each has a row, padded to the
+    longest."""
     workers: Target | None
-    """Processes of environments of other libraries; native environments need none."""
+    """Processes that play environments of other libraries, and what happens if one fails; native
+    environments need none."""
     checkpoint: CheckpointSettings
     relabel: Target
-    """Hindsight relabelling of instructions."""
+    """Hindsight relabelling: replaces missed goals of stored trajectories by achieved ones;
+    relabel=none for environments without goals."""
     exploration: Target
-    """Exploration of the collector."""
+    """Random changes of actions while trajectories are collected."""
     optimizer: Target
     """Optimizer."""
     logger: Target
-    """Tracker of metrics."""
+    """Tracker of metrics: MLflow, or none."""
     callbacks: Node
-    """Callbacks by name, each with a ``_target_``."""
+    """Callbacks by name, each a class (_target_) with its arguments."""
     expected: Node | None
-    """Result that an experiment should reach (metric, interval, source, cost), for the verdict of a
-    report."""
+    """Result that an experiment should reach (metric, interval, source, cost); reports compare with
+    it."""
 
 
 class TrainConfig(TrainingConfig):
@@ -322,7 +333,8 @@ class TrainConfig(TrainingConfig):
     collector: Target
     """Collector of trajectories."""
     window: Target | None
-    """Cut of replayed trajectories to the context length; null: none."""
+    """Cuts replayed trajectories to at most window.length transitions, at a random place; null:
+    they are learned from whole."""
 
 
 class OfflineConfig(TrainingConfig):
@@ -332,7 +344,8 @@ class OfflineConfig(TrainingConfig):
     schedule: OfflineSchedule
     data: DataSettings
     window: Target | None
-    """Cut of trajectories to the context length; null: none."""
+    """Cuts trajectories to at most window.length transitions, at a random place; null: they are
+    learned from whole."""
 
 
 class PPOConfig(TrainingConfig):

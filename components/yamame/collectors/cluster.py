@@ -104,7 +104,7 @@ class RayCollector:
         resources: Resources that Ray reserves for an actor: ``num_cpus``, ``num_gpus``, ``memory``,
             ``accelerator_type``, ``resources``.
         timeout: Seconds without any result after which the actors are considered stuck.
-        greedy, autocast: As for `SyncCollector`.
+        greedy, autocast: As for `yamame.collectors.SyncCollector`.
 
     Raises:
         UsageError: Ray is not installed.

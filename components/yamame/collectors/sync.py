@@ -37,17 +37,16 @@ class SyncCollector:
         exploration: Changes the policy's action before it is executed; the executed action is
             stored. Its ``step(num_env_steps)`` is called after every `collect`. Unlike the policy
             it is not copied: it is moved in place to the device of ``env``.
-        greedy: Act by the mode of the policy's distribution; exploration still changes the action.
-        autocast: Precision in which the policy computes: ``"bfloat16"``, ``"auto"`` for bfloat16 on
-            devices with native bfloat16, None for the precision of the weights.
-        cuda_graph: Record CUDA graphs: of whole steps if policy, exploration and environment are
-            `yamame.collectors.Capturable`, else of the policy's decisions, by its method
-            ``record(recorder)``.
-        compile: Compile the policy's decisions, by its method ``compile_decisions()``. With
+        greedy: Act by the most probable action instead of sampling; exploration still changes it.
+        autocast: Precision in which the policy computes. ``bfloat16``: lower precision. ``auto``:
+            bfloat16 on devices that multiply it (AVX512_BF16, AMX, GPUs since Ampere). None: the
+            precision of the weights.
+        cuda_graph: Record acting as CUDA graphs and replay them: whole steps in native
+            environments, else the policy's decisions alone. Needs CUDA.
+        compile: Compile the policy's decisions, which takes up to minutes at first. With
             ``cuda_graph``, recordings contain the compiled code.
-        memory_after_update: Treatment of the policy's memory of open episodes when its weights
-            change: ``keep``, ``rebuild`` (by the new weights) or ``reset``; see
-            `yamame.collectors.memory`.
+        memory_after_update: Treatment of the agent's memory of open episodes when its weights
+            change: ``keep``, ``rebuild`` (by the new weights) or ``reset``.
 
     Raises:
         ArgumentError: The environment does not have one batch dimension or has no ``is_init``,

@@ -77,6 +77,27 @@ def play_episode(
     return torch.stack(steps, -1).reshape(1, len(steps))
 
 
+def render_frame(env: EnvBase) -> npt.NDArray[np.uint8]:
+    """Draw the present timestep of the first env of an environment, ``[H, W, 3]`` uint8.
+
+    Raises:
+        NotImplementedError: The environment has no pictures.
+    """
+    try:
+        can_render = callable(getattr(env, "render", None))
+    except RecursionError:
+        # TorchRL's batched environments raise this for names that their members lack.
+        can_render = False
+    if not can_render:
+        message = "the environment has no method render(), which returns [H, W, 3] uint8"
+        raise NotImplementedError(message)
+    frame = np.asarray(env.render())
+    if frame.ndim != 3 or frame.shape[-1] != 3 or frame.dtype != np.uint8:
+        found = f"{frame.shape} {frame.dtype}"
+        raise NotImplementedError(f"render() must return [H, W, 3] uint8, got {found}")
+    return frame
+
+
 def render_video(
     policy: Policy,
     env: EnvBase,
@@ -100,25 +121,13 @@ def render_video(
     Raises:
         NotImplementedError: The environment has no pictures.
     """
-    try:
-        can_render = callable(getattr(env, "render", None))
-    except RecursionError:
-        # TorchRL's batched environments raise this for names that their members lack.
-        can_render = False
-    if not can_render:
-        raise NotImplementedError("the environment has no method render()")
-
     copied = fresh_copy(policy)
     frames: list[npt.NDArray[np.uint8]] = []
     with evaluation_mode(seed, greedy=greedy):
         env.set_seed(seed)
         timestep = env.reset()
         while num_episodes > 0 and len(frames) < max_frames:
-            frame = np.asarray(env.render())
-            if frame.ndim != 3 or frame.shape[-1] != 3 or frame.dtype != np.uint8:
-                found = f"{frame.shape} {frame.dtype}"
-                raise NotImplementedError(f"render() must return [H, W, 3] uint8, got {found}")
-            frames.append(frame)
+            frames.append(render_frame(env))
             exit_if_received()
             acted = act(copied, timestep, env.action_key)
             step, timestep = env.step_and_maybe_reset(acted)

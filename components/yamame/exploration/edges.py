@@ -20,9 +20,10 @@ class EdgeEpsilon(LinearNoise):
 
     Args:
         action_space: See `Exploration`.
-        anneal_steps: Environment steps, over all envs, after which the edges stay at ``end``.
-        start: Epsilon at the edges when training begins.
-        end: Epsilon at the edges once annealed.
+        anneal_steps: Environment steps, over all envs, after which the edges (first and last steps
+            of an episode) have the probability ``end``.
+        start: Probability of a random action at the edges when training begins.
+        end: Probability of a random action at the edges after ``anneal_steps``.
         random_steps: Expected number of random actions in a whole episode away from its edges.
         first: Steps at the beginning of an episode that are an edge.
         last: Steps at its end that are an edge.

@@ -20,8 +20,9 @@ class LinearNoise(Exploration):
     Args:
         action_space: See `Exploration`.
         anneal_steps: Environment steps, over all envs, after which the strength stays at ``end``.
-        start: Strength when training begins.
-        end: Strength once annealed.
+        start: Strength (probability of a random action, or standard deviation of the noise in half
+            ranges of the action) when training begins.
+        end: Strength after ``anneal_steps``.
         action_key: See `Exploration`.
 
     Attributes:
@@ -99,11 +100,14 @@ class BilevelEpsilon(Exploration):
 
     Args:
         action_space: See `Exploration`.
-        anneal_steps: Environment steps, over all envs, after which both schedules have reached
-            their end.
-        start: Epsilon at the start of an episode: when training begins, and once annealed.
-        end: Epsilon at the end of an episode: when training begins, and once annealed.
-        randomize: Draw u; it is 1 otherwise.
+        anneal_steps: Environment steps, over all envs, after which the probabilities have reached
+            their second values.
+        start: Probability of a random action at the start of an episode: when training begins, and
+            after ``anneal_steps``.
+        end: Probability of a random action at the end of an episode: when training begins, and
+            after ``anneal_steps``.
+        randomize: Multiply the probability by a random factor between 0 and 1, drawn for each
+            episode.
         action_key: See `Exploration`.
 
     Raises:

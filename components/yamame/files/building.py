@@ -15,6 +15,8 @@ from yamame.system.messages import OutsideError, first_line
 _ERRORS = (TypeError, ValueError, OverflowError, MemoryError, RuntimeError)
 """Errors that a constructor raises for wrong arguments. PyTorch raises RuntimeError for sizes that
 are negative, overflow or need more memory than there is."""
+_SIZE_ERRORS = (OverflowError, MemoryError, RuntimeError)
+"""Those of them that may be about a size that is known at run time only."""
 
 
 def build_node(
@@ -56,7 +58,13 @@ def build_node(
             _locate(error, key, settings)
             raise
         except _ERRORS as error:
-            raise BuildError(key, first_line(error), _numbers(arguments)) from error
+            if isinstance(error, ImportError):
+                numbers = {}  # a missing package depends on no argument
+            elif isinstance(error, _SIZE_ERRORS):
+                numbers = _numbers(arguments)
+            else:
+                numbers = _numbers(settings)
+            raise BuildError(key, first_line(error), numbers) from error
 
     return call if node.get("_partial_", False) else call()
 
@@ -85,9 +93,11 @@ def _locate(error: UsageError, key: str, settings: Mapping[str, Any]) -> None:
 
 
 def _numbers(arguments: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numeric arguments."""
+    """Return the numeric arguments, without seeds."""
     numbers = {}
     for name, value in arguments.items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        # No constructor fails because of its seed.
+        if is_number and name != "seed":
             numbers[name] = value
     return numbers

@@ -152,8 +152,8 @@ def make_critic(
         in_features: Size D of the context.
         action_space: Actions of the environment.
         gammas: The G discount factors.
-        num_critics: Number of critics. With 0 the result is None: an agent that only clones
-            behaviour has no critic.
+        num_critics: Number of critics. 0: there is no critic, for an agent that only clones
+            behaviour.
         num_outputs: Outputs O per value.
         hidden_size: Width of the hidden layers.
         num_layers: Number of hidden layers.

@@ -91,12 +91,14 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             another `yamame.heads.ValueRepresentation`.
         action_space: Encodes actions and turns policy parameters into distributions.
         gammas: Distinct discounts in (0, 1), in the order of the heads.
-        num_target_critics: Critics drawn for each target.
-        reward_multiplier: Factor on rewards before learning.
+        num_target_critics: Critics drawn for each target, of which the smallest value counts.
+        reward_multiplier: Factor on rewards in the loss, never in the agent's input.
         online_coeff: Weight of the actor loss. With 0, targets are means over critics.
         cloning_coeff: Weight of filtered behaviour cloning.
         critic_coeff: Weight of the critics' error.
-        cloning_filter: Selects the actions to clone, see `yamame.losses.advantage_filter`.
+        cloning_filter: Actions that are cloned. ``binary``: those with an advantage above
+            ``filter_threshold``. ``exponential``: all, weighted by the exponential of the
+            advantage. ``none``: all, equally. See `yamame.losses.advantage_filter`.
         filter_threshold: Advantage beyond which an action is cloned, in units of multiplied
             rewards.
         filter_temperature: Scale of the exponential filter, in the same units.

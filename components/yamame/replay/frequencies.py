@@ -30,7 +30,7 @@ class GoalFrequencies(nn.Module):
     coordinates round to the same multiple of ``resolution``.
 
     Args:
-        per: Denominator of a frequency: ``timestep`` or ``trajectory``.
+        per: Unit in which occurrences of a goal are counted: ``timestep`` or ``trajectory``.
         uniform_share: Share of draws that ignore the weights, so that common goals are still drawn.
         resolution: Side of the grid cells in which goals are counted, in goal units. Continuous
             goals need a coarse grid: the table has one entry per visited cell.

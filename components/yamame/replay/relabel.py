@@ -55,18 +55,16 @@ class Relabel(BatchTransform):
     that cuts windows, and has no effect in a `TransformedEnv`.
 
     Args:
-        strategy: Distribution of h. ``some``: uniform in 0..k-n. ``all``: k-n. ``all_or_nothing``:
-            k-n with probability ``all_probability``, else 0. ``none``: 0. h is at most the number
-            of timesteps that offer a goal.
-        single_goal: Reduce every instruction to its first goal (other slots become unused), so
-            k = 1: the goal is either retained, and the trajectory ends at its completion, or
-            replaced by one synthetic goal. This is hindsight experience replay without
-            instructions.
-        hide_future_goals: Whether ``goal`` entries of the result show no goal after the active one.
-        rarity: Counts by which rare goals are drawn more often. None: timesteps and goals are drawn
-            uniformly. A replay buffer counts appended goals, a `yamame.data.TrajectoryDataset` the
-            goals it holds; other sources must call `count_goals`. The table is part of the state of
-            this transform.
+        strategy: Number of missed goals that are replaced by achieved ones. ``some``: a random
+            number, from none to all. ``all``: every missed goal. ``all_or_nothing``: every missed
+            goal with probability ``all_probability``, else none. ``none``: none, trajectories stay
+            as they are.
+        single_goal: Reduce every instruction to its first goal: the goal is either retained, and
+            the trajectory ends where it is reached, or replaced by one achieved goal. This is
+            hindsight experience replay without instructions.
+        hide_future_goals: Whether the agent sees no goal after the one that it is to reach next.
+        rarity: Counts of achieved goals, by which rare goals are drawn more often
+            (`GoalFrequencies`). None: all goals are drawn equally often.
         all_probability: Probability for ``all_or_nothing``.
         radius: Largest Euclidean distance at which a goal counts as achieved, for goals in a
             continuous space; None: all coordinates must be equal.

@@ -27,8 +27,10 @@ class SequencePacking(BatchTransform):
     of them. Room is filled with padding; rows are first filled with trajectories of fuller rows.
 
     Args:
-        row_multiple: Divisor of the number of rows B'.
-        length_multiple: Divisor of the length L', unless L' would exceed ``longest``.
+        row_multiple: Rows are added, filled with padding, until their number is a multiple of this.
+            1 adds none.
+        length_multiple: Rows are lengthened with padding until their length is a multiple of this,
+            but not beyond ``longest``. 1 adds nothing.
         longest: Timesteps of the longest possible trajectory; None if unknown.
 
     Raises:

@@ -29,12 +29,12 @@ class Window(BatchTransform):
     `TransformedEnv`.
 
     Args:
-        length: Largest number of transitions, l below.
-        padding: Range of the first timestep, in a trajectory of T transitions. ``none``: uniform in
-            [0, T - l], so timesteps near the ends are sampled less often; a shorter trajectory is
-            not cut. ``left``: in [1 - l, T - l]. ``right``: in [0, T - 2]. ``both``: in [1 - l,
-            T - 2]. Timesteps outside of the trajectory are left out, which results in shorter,
-            right-padded sequences.
+        length: Largest number of transitions of a cut trajectory.
+        padding: Range of the first timestep, in a trajectory of T transitions, with l the
+            ``length``. ``none``: uniform in [0, T - l], so timesteps near the ends are sampled less
+            often; a shorter trajectory is not cut. ``left``: in [1 - l, T - l]. ``right``: in [0, T
+            - 2]. ``both``: in [1 - l, T - 2]. Timesteps outside of the trajectory are left out,
+            which results in shorter, right-padded sequences.
         generator: Generator of all draws; None: torch's global one.
 
     Raises:

@@ -297,7 +297,7 @@ def build_transform(cfg: AnyConfig, env: EnvBase, *, resumed: Path | None = None
     if set(GOAL_KEYS) <= set(env.observation_spec.keys()):
         transforms.append(_build_relabelling(cfg, env, resumed))
     else:
-        checks.check_no_relabelling(cfg, env)
+        checks.check_no_relabelling(cfg)
 
     # Trajectories are relabelled whole: a window may not contain the step that reaches a goal.
     longest = [longest_episode(env)]

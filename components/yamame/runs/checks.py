@@ -51,7 +51,9 @@ def check_lengths(cfg: AnyConfig, env: EnvBase) -> None:
         # Below 1, updates_per_step first adds up to a whole update.
         least = schedule.learning_starts + math.ceil(1 / schedule.updates_per_step)
         condition = f"be at least {least}, the step of the first update"
-        require_setting("budget.env_steps", allowed, allowed >= least, condition)
+        # The budget is a float; 600 is shown as it was given.
+        shown = int(allowed) if allowed == int(allowed) else allowed
+        require_setting("budget.env_steps", shown, allowed >= least, condition)
 
     steps = longest_episode(env)
     if steps is None or steps >= _UNLIMITED:
@@ -107,16 +109,16 @@ def check_callback(key: str, callback: Any) -> None:
     require_setting(key, kind, saves == restores, condition)
 
 
-def check_no_relabelling(cfg: AnyConfig, env: EnvBase) -> None:
+def check_no_relabelling(cfg: AnyConfig) -> None:
     """Check that nothing is to be relabelled in an environment without goals.
 
     Raises:
         SettingError: Trajectories are to be relabelled.
     """
-    strategy = cfg.relabel.get("strategy")
-    condition = f"be none, for {type(env).__name__} has no goals to relabel"
-    remedy = "set relabel=none"
-    require_setting("relabel.strategy", strategy, not relabels(cfg), condition, remedy=remedy)
+    name = target_of(cfg.env).__name__
+    value = cfg.relabel.get("strategy", target_of(cfg.relabel).__name__)
+    condition = f"be none, for {name} has no goals to relabel"
+    require_setting("relabel", value, not relabels(cfg), condition, remedy="set relabel=none")
 
 
 def check_no_held_out_relabelling(cfg: AnyConfig) -> None:

@@ -42,9 +42,9 @@ def make_timestep_encoder(
     Args:
         inputs: Shape and kind of each input key, in order; see `yamame.timestep.inputs_from_spec`.
         goal_encoder: Embeds the instruction. Without one the goal is not read.
-        image_encoder: `ImpalaCNN`, or `NatureCNN` with a tenth of the computation.
-        channel_axis: Position of channels in images and token grids; see `ImageShape`.
-        max_images: Largest number of images that are encoded at once; see `ImageEncoder`.
+        image_encoder: Encoder of images: ``impala``, or ``nature`` with a tenth of the computation.
+        channel_axis: Axis of channels in images and grids: ``auto``, ``first`` or ``last``.
+        max_images: Largest number of images encoded at once, to save memory; None: all.
         embedding_size: Size of the embedding of each image and token input.
         hidden_size, out_size, num_layers, normalize: As for `MLPTimestepEncoder`.
 

@@ -44,7 +44,7 @@ class MLPTimestepEncoder(TensorDictModuleBase):
         hidden_size: Width of the hidden layers.
         out_size: Size E of the features.
         num_layers: Number of hidden layers.
-        normalize: Normalise vectors with a `RunningNormalizer`.
+        normalize: Normalise vectors by running statistics (`RunningNormalizer`).
         goal_key: Key of the instruction.
         mask_key: Key of the mask of real timesteps.
         out_key: Key of the features.

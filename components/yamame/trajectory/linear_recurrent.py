@@ -102,7 +102,7 @@ class LinearRecurrentEncoder(RecurrentEncoder):
         d_model: Size D of the residual stream, of the state of each block and of the context.
         num_layers: Number of blocks.
         ff_factor: Hidden size of the feed-forward part, in multiples of ``d_model``.
-        activation: Activation of the feed-forward parts.
+        activation: Activation of the feed-forward parts: ``leaky_relu``, ``gelu`` or ``relu``.
         max_time_constant: Longest initial time constant of a channel, in timesteps. Initial time
             constants are drawn between 1 and this number, uniformly on a logarithmic scale; they
             are learnt.

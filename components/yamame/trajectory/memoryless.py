@@ -25,11 +25,11 @@ class MemorylessEncoder(TrajectoryEncoder):
 
     Args:
         in_features: Size E of the features.
-        d_model: Size D of the residual stream and of the context.
+        d_model: Width D of the layers and of the context.
         num_layers: Number of blocks.
         ff_factor: Hidden size of a block, in multiples of ``d_model``.
         dropout: Dropout probability after every activation, in [0, 1).
-        activation: Activation of all hidden layers.
+        activation: Activation of all hidden layers: ``leaky_relu``, ``gelu`` or ``relu``.
         keys: Keys to read and write; None for the defaults.
 
     Raises:

@@ -99,9 +99,9 @@ class StackedCells(RecurrentEncoder):
 
     Args:
         in_features: Size E of the features.
-        hidden_size: Size H of the state of each layer.
+        hidden_size: Width H of the memory of each layer.
         num_layers: Number of recurrent layers.
-        out_features: Size D of the context.
+        out_features: Width D of the context.
         max_time_constant: Longest initial time constant of a channel, in timesteps. Initial time
             constants are drawn between 1 and this number, uniformly on a logarithmic scale; they
             are learnt (arXiv 1804.11188).

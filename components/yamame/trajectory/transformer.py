@@ -135,24 +135,24 @@ class TransformerEncoder(TrajectoryEncoder):
 
     Args:
         in_features: Size E of the features.
-        d_model: Size D of the residual stream and of the context.
-        num_heads: Number H of attention heads; divides ``d_model``.
+        d_model: Width D of the layers and of the context.
+        num_heads: Number of attention heads; divides ``d_model``.
         num_layers: Number of layers.
         ff_factor: Hidden size of the feed-forward part, in multiples of ``d_model``.
         dropout: Dropout probability on the embedded input and on every feed-forward branch, in
             [0, 1).
-        activation: Activation of the feed-forward parts.
-        context_length: Number of timesteps remembered while acting; None for all, with a cache that
-            grows.
-        window: Number of latest timesteps that are visible in each layer, including the present
-            one; None for all.
-        sinks: Number of first timesteps of an episode that always stay visible, in addition to the
-            window or to the latest ``context_length - sinks`` (arXiv 2309.17453).
-        positions: How ``step_index`` enters: added sines and cosines (``sinusoidal``), an added
-            learnt table (``learned``) or rotated queries and keys (``rotary``). A learnt table
-            limits the length of an episode; for the others see
-            `yamame.trajectory.positions.Sinusoids`.
-        num_positions: Size of the learnt table; only with ``positions="learned"``.
+        activation: Activation of the feed-forward parts: ``leaky_relu``, ``gelu`` or ``relu``.
+        context_length: Longest history, in timesteps, that the agent remembers while acting; older
+            timesteps are forgotten. None: all, with a cache that grows.
+        window: Number of latest timesteps that each layer attends to, the present one included.
+            None: all timesteps.
+        sinks: Number of first timesteps of an episode that stay visible although they are older
+            than ``window`` or ``context_length`` (arXiv 2309.17453).
+        positions: Encoding of the number of a timestep in its episode. ``sinusoidal``: sines and
+            cosines are added to the input. ``learned``: a learnt table of ``num_positions``
+            entries, which limits the length of an episode, is added. ``rotary``: queries and keys
+            are rotated. See `yamame.trajectory.positions.Sinusoids`.
+        num_positions: Size of the learnt table, only with ``positions=learned``; else None.
         norm_attention: Whether to apply LayerNorm after attention (NormFormer, arXiv 2110.09456).
         norm_feedforward: Whether to apply LayerNorm after the activation (NormFormer).
         head_scaling: Whether to learn one factor per head (NormFormer).

@@ -50,11 +50,11 @@ class Workers:
     """Number of worker processes, and the handling of failures.
 
     Args:
-        num_processes: Worker processes. Each plays a block of envs, so at most one per env is used.
-            With 0, all envs are played in this process.
-        on_error: ``"raise"``: a failure is an error. ``"continue"``: it ends the episode of its
-            env, which is marked as ``aborted``.
-        max_errors: Number of failures that ``"continue"`` tolerates.
+        num_processes: Worker processes, among which the environments are divided, one each at
+            least. 0: they are played in this process.
+        on_error: ``raise``: an error of an environment ends the run. ``continue``: it ends the
+            episode, which is dropped from training.
+        max_errors: Number of errors that ``continue`` tolerates; one more ends the run.
         timeout: Seconds that a process may take for an answer, in (0, 1e6]. Its first one may take
             120 s, because it imports everything before. A step in this process may take any time.
 

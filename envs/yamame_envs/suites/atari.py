@@ -25,8 +25,9 @@ class Atari(HostedEnv):
 
     Args:
         game: Name of a game, as "Pong" or "ms_pacman", or several names.
-        screen: Colour or grey. ``_max`` takes the brighter of the last two frames at every pixel,
-            for games that draw some objects in every other frame only.
+        screen: Colours: ``rgb``, ``grey``, ``rgb_max`` or ``grey_max``. ``_max`` takes the brighter
+            of the last two frames at every pixel, for games that draw some objects in every other
+            frame only.
         frame_skip: Number of frames of a step, at least 1.
         sticky: Probability, at every frame, that the previous action is executed instead of the new
             one.

@@ -43,12 +43,14 @@ class Crafter(HostedEnv):
     The game's speed depends on the package ``numba``, with which a world is made 15 times faster.
 
     Args:
-        observation: Observation of the world.
+        observation: Observation of the world. ``textures``: the kind of each cell. ``crop``: pixels
+            and counts. ``render``: pixels.
         num_goals: Largest number K of goals of an instruction.
         min_goals: Smallest number of goals of a drawn instruction. Every number up to
             ``num_goals`` is equally likely.
         instruction: Goals of every episode in words, at most ``num_goals``. None: goals are drawn.
-        task: Goals and rewards.
+        task: Goals and rewards. ``instructions``: random goals. ``tech_tree``: some instructions
+            follow the tree of tools. ``undirected``: the game's own reward.
         time_limit: Largest number of steps of an episode.
         num_envs: Number of worlds, played at the same time.
         seed: Seed of the tasks of all episodes.

@@ -24,7 +24,7 @@ class MetaWorld(HostedEnv):
 
     Args:
         benchmark: ``ML10``, ``ML25``, ``ML45``, or ``ML1-`` and a task such as ``ML1-reach-v3``.
-        split: Tasks and goals to train with, or those to test with.
+        split: Tasks and goals that are played: ``train`` or ``test``.
         goal_seed: Seed of the goals in the official benchmark, at least 0.
         reward_function_version: Version of the dense reward: ``v2``, or ``v1`` of the first
             Meta-World, whose scale differs from task to task (Meta-World+). Success is the same.

@@ -69,7 +69,8 @@ class TrajectoryStorage(TrajectoryFollower):
         path: Folder; created with its parents.
         capacity: Largest number of timesteps held.
         owner: Name of the owner of the trajectories, e.g. of a run. None accepts any owner.
-        keep: Number of protected states that can be restored.
+        keep: Number of latest checkpoints (`protect`) whose trajectories stay on disk, so that they
+            can be resumed.
         resume: Whether to continue a store that exists in ``path``.
 
     Raises:

@@ -59,19 +59,21 @@ class HFEncoder(TrajectoryEncoder):
 
     Args:
         in_features: Size E of the features.
-        model_type: Name of the architecture in the library.
-        d_model: Its ``hidden_size``, D, which is also the size of the context.
-        num_heads: Its ``num_attention_heads``, and its ``num_key_value_heads`` unless ``settings``
-            has a different number; divides ``d_model``.
-        num_layers: Its ``num_hidden_layers``.
-        settings: Further fields of its configuration, by the names of the library. Defaults that
-            differ from the library's: ``intermediate_size`` 4 D, ``head_dim`` D / ``num_heads`` and
-            ``initializer_range`` 0.55 / sqrt(D). Learnt positions (gpt2) end at ``n_positions``.
+        model_type: Name of the architecture in the library: ``gpt2``, ``llama``, ``mistral``,
+            ``qwen2`` and others.
+        d_model: Size D of the layers and of the context (the library's ``hidden_size``).
+        num_heads: Number of attention heads, which divides ``d_model`` (``num_attention_heads``;
+            also ``num_key_value_heads`` unless ``settings`` has a different number).
+        num_layers: Number of layers (``num_hidden_layers``).
+        settings: Further fields of the model's configuration, by the names of the library. Defaults
+            that differ from the library's: ``intermediate_size`` 4 D, ``head_dim`` D /
+            ``num_heads`` and ``initializer_range`` 0.55 / sqrt(D). Learnt positions (gpt2) end at
+            ``n_positions``.
         path: A local folder with a ``config.json`` that agrees with all of the above, and
             safetensors with the initial weights of the layers; None for random weights. The
             embedding of tokens is not used.
-        context_length: Number of timesteps remembered while acting; None for all, with a cache that
-            grows.
+        context_length: Longest history, in timesteps, that the agent remembers while acting; older
+            timesteps are forgotten. None: all, with a cache that grows.
         keys: Keys to read and write; None for the defaults.
 
     Raises:

@@ -29,7 +29,7 @@ class MambaEncoder(RecurrentEncoder):
 
     Args:
         in_features: Size E of the features.
-        d_model: Size D of the residual stream and of the context.
+        d_model: Width D of the layers and of the context.
         num_layers: Number of blocks.
         d_state: Size of the state of each inner channel.
         d_conv: Width in timesteps of the convolution before the recurrence; 2 to 4.

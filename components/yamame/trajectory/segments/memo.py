@@ -30,13 +30,13 @@ class MemoEncoder(SegmentEncoder):
 
     Args:
         in_features, d_model, num_heads, num_layers, ff_factor, dropout, activation: As for
-            `RSMEncoder`.
+            `yamame.trajectory.RSMEncoder`.
         segment_length: Timesteps C of a segment.
         num_slots: Number M of slots that a segment leaves.
         jitter: Largest relative deviation of segment lengths from ``segment_length`` in training,
             in [0, 1).
-        context_length: Number of timesteps remembered while acting: later summaries replace the
-            oldest ones. None for all, with a memory that grows.
+        context_length: Longest history, in timesteps, that the agent remembers while acting: later
+            summaries replace the oldest ones. None: all, with a memory that grows.
         keys: Keys to read and write; None for the defaults.
 
     Raises:

@@ -32,15 +32,14 @@ class RSMEncoder(SegmentEncoder):
 
     Args:
         in_features: Size E of the features.
-        d_model: Size D of the residual stream, of the slots of the summary and of the context;
-            even.
+        d_model: Width D of the layers, of the slots of the summary and of the context; even.
         num_heads: Number of heads; divides ``d_model``.
         num_layers: Number of layers.
         ff_factor: Hidden size of the feed-forward part, in multiples of ``d_model``.
         dropout: Dropout probability on the embedded input and on every feed-forward branch, in
             [0, 1).
-        activation: Activation of the feed-forward parts.
-        segment_length: Timesteps C of a segment.
+        activation: Activation of the feed-forward parts: ``leaky_relu``, ``gelu`` or ``relu``.
+        segment_length: Timesteps C of a segment, which are seen as they were.
         num_slots: Number M of slots of the summary.
         residual: Whether to add to the summary instead of replacing it (RSM-R): an untrained
             network then passes more over a boundary.
