@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from yamame.checks import UsageError
+from yamame.checks import ArgumentError, UsageError
 from yamame.tracking.log import METRICS_FILE, JsonLines, read_metrics
 from yamame.tracking.mlflow_store import MLflowRun
 from yamame.tracking.sender import ENTRIES_FILE, OFFSETS_FILE, Sender
@@ -372,3 +372,11 @@ def test_a_hundred_million_steps_take_less_than_a_hundred_megabytes(tracking_uri
     total = per_point * (KEYS * kept + EVALUATED * 10**8 // interval)
     print(f"{per_point:.0f} bytes per point, {kept} points per key, {total / 1e6:.0f} MB in all")
     assert total < 100e6
+
+
+@pytest.mark.parametrize("name", ["nothing", "metrics.jsonl"])
+def test_metrics_are_read_from_a_run_directory_alone(tmp_path, name):
+    (tmp_path / "metrics.jsonl").touch()
+    assert list(read_metrics(tmp_path)) == []
+    with pytest.raises(ArgumentError, match=name):
+        list(read_metrics(tmp_path / name))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from yamame.checks import UsageError
+from yamame.checks import UsageError, require
 from yamame.tracking.entries import MetricRecord as MetricRecord
 from yamame.tracking.entries import parse_metrics
 
@@ -108,7 +108,10 @@ def read_metrics(directory: Path) -> Iterator[MetricRecord]:
     a last line that is still being written, are skipped.
 
     Args:
-        directory: The run directory. One without a log yields nothing.
+        directory: Run directory. One without a log yields nothing.
+
+    Raises:
+        ArgumentError: There is no such directory.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as directory:
@@ -119,6 +122,8 @@ def read_metrics(directory: Path) -> Iterator[MetricRecord]:
     ...     [(record.step, record.metrics) for record in read_metrics(Path(directory))]
     [(1, {'loss': 0.5}), (2, {'loss': 1.0})]
     """
+    is_directory = Path(directory).is_dir()
+    require("read_metrics", "directory", str(directory), is_directory, "be a run directory")
     path = Path(directory) / METRICS_FILE
     if not is_plain_file(path):
         return
