@@ -105,7 +105,7 @@ class EvaluateConfig(TrainedConfig):
     """Largest number of timesteps of an episode that the diagnosis recall replaces, one after the
     other."""
     confidence: Annotated[float, Bounds(above=0, below=1)]
-    """Confidence of all intervals, as 0.95."""
+    """Confidence of all intervals, between 0 and 1."""
 
 
 class PlayConfig(TrainedConfig):
