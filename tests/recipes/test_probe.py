@@ -138,7 +138,7 @@ def learned(agent, seen: TensorDict) -> torch.Tensor:
         (["probe.seeds=[]"], "probe.seeds: must name at least one seed"),
         (["probe.confidence=2"], "probe.confidence: must be"),
         (["probe.windows=[]"], "probe.windows: must be a list of at least one"),
-        (["probe.windows=[1]"], "probe.windows: must be a list of at least one"),
+        (["probe.windows=[1]"], "probe.windows: must name a window of more than 1 timestep"),
         (["probe.windows=[1,1]"], "got [1, 1]"),
         (["probe.margin=2"], "probe.margin: must be"),
         (["probe.margin=1"], "probe.margin: must be"),
