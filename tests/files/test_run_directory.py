@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import pytest
 from yamame.checks import UsageError
@@ -35,121 +34,10 @@ def test_an_existing_run_is_refused_and_the_message_names_both_options(tmp_path)
     assert (path / "note.json").exists()
 
 
-def test_resuming_keeps_the_files_and_overwriting_deletes_them(tmp_path):
-    finished_run(tmp_path)
-    with claimed(tmp_path, "maze", resume=True) as run:
-        assert run.resumed
-        assert (run.path / "note.json").read_text() == "old"
-        (run.path / "folder").mkdir()
-    with claimed(tmp_path, "maze", overwrite=True) as run:
-        assert not run.resumed
-        assert not (run.path / "note.json").exists()
-        run.begin()
-        assert [entry.name for entry in run.path.iterdir()] == [".lock"]
-
-
-def contents(path):
-    return {
-        str(entry.relative_to(path)): entry.is_file() and entry.read_text()
-        for entry in path.rglob("*")
-    }
-
-
-def start_and_fail(root, *, begins=False, **options):
-    """A new run that writes files and fails, before or after it began."""
-    with claimed(root, "maze", **options) as run:
-        if begins:
-            run.begin()
-        (run.path / "note.json").write_text("new")
-        (run.path / "replay").mkdir()
-        raise ZeroDivisionError
-
-
-def test_a_run_that_never_began_leaves_nothing_of_its_own(tmp_path):
-    with pytest.raises(ZeroDivisionError):
-        start_and_fail(tmp_path / "new/runs")
-    assert list(tmp_path.iterdir()) == []
-    path = finished_run(tmp_path)
-    (path / "replay").mkdir()
-    (path / "replay/rows").write_text("precious")
-    before = contents(path)
-    with pytest.raises(ZeroDivisionError):
-        start_and_fail(tmp_path, overwrite=True)
-    assert contents(path) == before
-
-
-def test_a_run_that_began_is_not_given_up_for_the_one_it_replaced(tmp_path):
-    finished_run(tmp_path)
-    with pytest.raises(ZeroDivisionError):
-        start_and_fail(tmp_path, begins=True, overwrite=True)
-    assert sorted(contents(tmp_path / "maze")) == [".lock", "note.json", "replay"]
-
-
-class Killed(BaseException):
-    pass
-
-
-def claim_and_die(root, monkeypatch, *, renames, **options):
-    """Claims a run, writes to it unless it is continued, and dies: after so many renames, or before
-    it began.
-    """
-    rename, left = Path.rename, renames
-
-    def rename_or_die(self, target):
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise Killed
-        return rename(self, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", rename_or_die)
-        try:
-            run = RunDirectory.open(root, "maze", **options)
-        except Killed:
-            return
-    if not run.resumed:
-        (run.path / "note.txt").write_text("new")
-    run._lock.close()  # as the system does for the dead
-
-
-@pytest.mark.parametrize("second", range(5))
-@pytest.mark.parametrize("first", range(4))
-def test_a_run_to_be_replaced_survives_deaths_at_any_moment_before_the_new_one_begins(
-    tmp_path, monkeypatch, first, second
-):
-    path = tmp_path / "maze"
-    path.mkdir()
-    for name in (".lock", "note.txt", "more.txt"):
-        (path / name).write_text(f"{os.getpid()}\n")
-    before = contents(path)
-    claim_and_die(tmp_path, monkeypatch, renames=first, overwrite=True)
-    assert contents(path) != before or first == 0
-    claim_and_die(tmp_path, monkeypatch, renames=second, resume=True)
-    with claimed(tmp_path, "maze", resume=True):
-        assert contents(path) == before
-
-
 def test_there_must_be_something_to_resume(tmp_path):
     with pytest.raises(UsageError, match=r"no run to resume.*maze does not exist or is empty"):
         RunDirectory.open(tmp_path / "runs", "maze", resume=True)
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("there", ["nothing", "a claim of a process that died", "a run"])
-def test_auto_continues_what_is_there_and_begins_what_is_not(tmp_path, there):
-    if there == "a run":
-        finished_run(tmp_path)
-    if there == "a claim of a process that died":
-        RunDirectory.open(tmp_path, "maze")._lock.close()
-    before = contents(tmp_path)
-    RunDirectory.open(tmp_path, "maze", resume="auto").close()  # refused before it began
-    assert (
-        contents(tmp_path).items() >= {k: v for k, v in before.items() if there == "a run"}.items()
-    )
-    with claimed(tmp_path, "maze", resume="auto") as run:
-        assert run.resumed == (there == "a run")
-        assert (run.path / "note.json").exists() == run.resumed
 
 
 def test_auto_is_refused_what_resuming_is(tmp_path):
