@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import yamame
-from yamame.checks import require_setting
 from yamame.cli.app import main
 from yamame.cli.nodes import plain
 from yamame.cli.settings import ReproduceConfig
@@ -93,10 +92,8 @@ def overrides_of(cfg: ReproduceConfig) -> list[str]:
     """Return the overrides that all runs have in common.
 
     Raises:
-        UsageError: The memory or edition is unknown, or the overrides are wrong.
+        UsageError: The overrides are wrong.
     """
-    for key, known in (("memory", cfg.memories), ("edition", cfg.editions)):
-        require_setting(key, cfg[key], cfg[key] in known, f"be one of {', '.join(known)}")
     experiment = f"experiment={cfg.contract.experiment}"
     memory = cfg.memories[cfg.memory]
     edition = cfg.editions[cfg.edition]

@@ -423,7 +423,7 @@ def _bounds_in(hint: Any) -> Iterator[tuple[type, Bounds]]:
 def check_bounds(function: Function) -> Function:
     """Decorate a function or constructor so that it raises for numbers outside of their bounds.
 
-    None is not checked: the annotation says whether it is allowed.
+    None is not checked: the annotation tells whether it is allowed.
 
     Raises:
         ArgumentError: When called, and a number is outside of the bounds of its annotation, or a

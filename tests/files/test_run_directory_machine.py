@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from yamame.checks import UsageError
@@ -204,6 +204,12 @@ def test_a_run_that_has_not_begun_changes_nothing():
     run_state_machine_as_test(
         RunDirectoryMachine,
         settings=settings(
-            deadline=None, max_examples=80, stateful_step_count=15, derandomize=True, database=None
+            deadline=None,
+            max_examples=80,
+            stateful_step_count=15,
+            derandomize=True,
+            database=None,
+            # Shrinking a failure takes minutes.
+            phases=(Phase.generate,),
         ),
     )

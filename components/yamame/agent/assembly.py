@@ -26,8 +26,8 @@ def agent_arguments(
         config: Mapping with the sections of `KEYS`. The section ``agent`` also has ``gammas``,
             ``multi_gamma``, ``probability_floor`` and ``box_distribution``.
         build: ``(section, key) -> factory``.
-        loss: Class of the loss. Its attribute ``shares_encoder``, True unless it is given, says
-            whether the critics read the actor's context.
+        loss: Class of the loss. With its attribute ``shares_encoder`` (default True) the critics
+            read the actor's context.
     """
     arguments: dict[str, Any] = {}
     for name, key in KEYS.items():

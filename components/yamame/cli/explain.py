@@ -181,7 +181,7 @@ def _explain_key(key: str, line: CommandLine) -> str:
     # A group that is not in the defaults has to be added.
     if given and any((root / key).is_dir() for root in line.roots):
         return f"{key}: no such key, did you mean +{given[0]}?"
-    # Free data takes any key, but Hydra wants to be told that it is new.
+    # Free data accepts any key, but Hydra requires a plus for a new one.
     if parent.endswith("settings") or key.startswith("callbacks."):
         return f"{key}: no such key; a new one begins with a plus, as +{key}=...{got}"
     # A key that another choice has is no typing error.

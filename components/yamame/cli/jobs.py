@@ -219,7 +219,7 @@ def recorded_job(result: JobResult, command: str) -> Iterator[None]:
         command: Name of the recipe, which begins the line of a usage error.
     """
     file = _job_file()
-    # A job that is killed, or asked to end, stays recorded as stopped.
+    # A job that is killed, or ended by a signal, stays recorded as stopped.
     record: dict[str, Any] = {
         "overrides": overrides(),
         "outcome": "stopped",

@@ -199,8 +199,8 @@ class ReportConfig(Config):
     """Metric of evaluations, as length_mean (less is better); null: the expected one, else success,
     else the return."""
     thresholds: list[PositiveFloat]
-    """Fractions of full success, or of the expected result; the report says when each is first
-    reached."""
+    """Fractions of full success, or of the expected result; the report gives the step at which
+    each is first reached."""
     strict: bool
     """Exit with status 1 if an experiment is below what it expects, or was not measured."""
     evidence: Text | None

@@ -1,15 +1,13 @@
-"""How many threads compute, and how they wait for each other: recipes import this before anything
-imports torch.
+"""Number of OpenMP threads and their waiting policy. Import this module before torch.
 
-GNU's OpenMP, which torch computes with, lets a thread that waits for the others look again and
-again for some milliseconds before it sleeps. That is fastest on an idle machine. Beside other
-processes it keeps them, and the very threads it waits for, from their cores. So the number of looks
-is bounded, unless the environment says how to wait.
+In GNU OpenMP, which torch uses, a waiting thread spins for some milliseconds before it sleeps. That
+is fastest on an idle machine. Next to other processes, it takes their cores and those of the
+threads that it waits for. The spin count is therefore limited, unless the environment sets it.
 """
 
 import os
 
-_SPIN_COUNT = "5000"  # looks: a few hundred microseconds at most
+_SPIN_COUNT = "5000"  # a few hundred microseconds at most
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 if not any(name in os.environ for name in _WAITING):
@@ -17,8 +15,9 @@ if not any(name in os.environ for name in _WAITING):
 
 
 def share_threads(*, num_jobs: int = 1, num_workers: int = 0) -> None:
-    """Leaves torch in this process its share of the machine, unless the environment says how many
-    threads it has.
+    """Limit torch in this process to its share of the cores.
+
+    A number of threads in the environment takes precedence.
 
     Args:
         num_jobs: Runs at the same time, this one included; below 1: as many as there are

@@ -73,7 +73,7 @@ class RayCollector:
     The actors begin at the first `collect`. At most ``max_staleness`` steps are requested and not
     yet collected, divided evenly. Every block is played with the weights that were the newest when
     it was requested, so the weights of an actor that is half as fast as the others are twice as
-    old. Trajectories are those of `SyncCollector`. If a signal has asked the process to end
+    old. Trajectories are those of `SyncCollector`. After a signal
     (`yamame.system.signals`), `collect` returns the episodes so far.
 
     The death of an actor or of its machine costs its unfinished episodes, which
@@ -294,7 +294,8 @@ class RayCollector:
             num_cpus = ceil(len(self._num_envs) * self._resources["num_cpus"])
             options = {"address": "local", "num_cpus": max(1, num_cpus), "include_dashboard": False}
         try:
-            # Ray's processes inherit blocked signals: the learner is asked to end, and ends them.
+            # Ray's processes inherit blocked signals, so that only the learner handles them and
+            # shuts the actors down.
             with blocked(), restoring_handlers():
                 self._ray.init(log_to_driver=False, logging_level="error", **options)
         except ConnectionError as error:

@@ -120,8 +120,8 @@ class RecordedSteps:
         return block, timestep
 
     def _reserve(self, num_steps: int) -> int:
-        """Return how many steps can be captured now, one after the other."""
-        # A memory that cannot predict for how many steps there is room is asked before every step.
+        """Return the number of consecutive steps that can be captured now."""
+        # A memory that cannot predict its capacity reserves one step at a time.
         for count in (num_steps, 1):
             if all(part.reserve(count) for part in self._parts):
                 return count

@@ -124,7 +124,9 @@ def rewrite(
     changed = changed.unsqueeze(-1)
     step = torch.arange(num_steps, device=changed.device)
     mask = batch.get(keys.mask).reshape(batch.shape)
-    times = _completion_times(batch, instruction, mask, keys, radius)
+    achieved = batch.get(keys.achieved)
+    achieved_mask = batch.get(keys.achieved_mask)
+    times = completion_times(instruction, achieved, achieved_mask, mask, radius=radius)
     # A trajectory ends at the completion of its last goal.
     last_goal = (num_goals(instruction) - 1).clamp(min=0)
     end = times.gather(1, last_goal.unsqueeze(-1))
@@ -155,23 +157,17 @@ def rewrite(
     put(keys.reward, arrived.roll(-1, 1))
     put(keys.terminated, finished, is_complete)
     put(keys.success, finished)
-    done = out.get(keys.terminated)
-    if out.get(keys.truncated, None) is not None:
-        done = done | out.get(keys.truncated).reshape(done.shape)
-    put(keys.done, done)
+    put(keys.done, _ended(out, keys))
     return out
 
 
-def _completion_times(
-    batch: TensorDictBase,
-    instruction: Tensor,
-    mask: Tensor,
-    keys: RelabelKeys,
-    radius: float | None,
-) -> Tensor:
-    achieved = batch.get(keys.achieved)
-    achieved_mask = batch.get(keys.achieved_mask)
-    return completion_times(instruction, achieved, achieved_mask, mask, radius=radius)
+def _ended(batch: TensorDictBase, keys: RelabelKeys) -> Tensor:
+    """Return the transitions that terminate or truncate their episode."""
+    done = batch.get(keys.terminated)
+    truncated = batch.get(keys.truncated, None)
+    if truncated is None:
+        return done
+    return done | truncated.reshape(done.shape)
 
 
 def _cleared(

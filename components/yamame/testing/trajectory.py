@@ -230,7 +230,7 @@ def _check_value(probe: Probe, batch: TensorDict) -> None:
     assert encoder.memory is not None
     state = encoder.memory_state_dict()
     snapshot = encoder.memory.clone()
-    # The encoder goes on first, to find a saved memory that shares tensors with the kept one.
+    # The encoder continues first: this reveals a saved memory that shares its tensors.
     expected = probe.act(batch[:, cut:])
     encoder.load_memory_state_dict(state)
     actual = probe.act(batch[:, cut:])

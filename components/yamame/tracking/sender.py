@@ -212,7 +212,8 @@ class Sender:
         try:
             run.log_metrics(points)
         except BaseException:
-            # The store may have taken some points before it failed: it is asked again.
+            # The store may have accepted some points before it failed, so its last steps are read
+            # again.
             self._thinning = None
             raise
 

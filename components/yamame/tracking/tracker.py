@@ -202,7 +202,8 @@ class MLflowTracker(Tracker):
         )
         log = JsonLines(directory / METRICS_FILE)
         entries = JsonLines(directory / ENTRIES_FILE)
-        # Before the run is created: the parameters are what is sent first, whoever sends.
+        # Parameters are logged before the run is created, so that they are the first entry for
+        # every later sender.
         stored = _storable("parameter", params)
         entries.append({"params": {key: str(value) for key, value in stored.items()}})
         is_new = run is None and "run_id" not in read_record(directory)
