@@ -1,5 +1,6 @@
 """Messages of one line, and errors of what is outside of the program."""
 
+import contextlib
 import os
 import sys
 
@@ -28,6 +29,7 @@ TRAIN_PACKAGES = frozenset(
         "jinja2",
         "scipy",
         "rich",
+        "pandas",
     )
 )
 """Modules that the extra ``train`` installs."""
@@ -57,7 +59,8 @@ def one_line(error: BaseException, longest: int = 300) -> str:
     >>> one_line(ValueError("first\\n  " + "x" * 30 + " last"), longest=20)
     'first xxxx ... xxxxx last'
     """
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(text_of(error).split()) or type(error).__name__
+    text = printable(text)
     if len(text) <= longest:
         return text
     # The causes of an error are often at the end of its message.
@@ -70,13 +73,45 @@ def first_line(error: BaseException) -> str:
 
     The further lines of PyTorch's errors are a trace of C++ code, OmegaConf's repeat the key.
     """
-    lines = str(error).splitlines()
+    lines = text_of(error).splitlines()
     return lines[0] if lines else type(error).__name__
 
 
+def text_of(error: BaseException) -> str:
+    """Return the message of an error, even if its ``__str__`` fails."""
+    try:
+        return str(error)
+    except Exception as failure:  # of user code, of any type
+        return f"(its message cannot be formatted: {type(failure).__name__})"
+
+
+def printable(text: str) -> str:
+    """Return a text whose control characters and lone surrogates are written as escapes.
+
+    A terminal would obey the control characters of a stranger's text, and a lone surrogate, as in
+    a path that is not UTF-8, cannot be encoded. New lines and tabs stay.
+
+    >>> print(printable("run \\x1b[2J \\udcff \\u202e"))
+    run \\x1b[2J \\udcff \\u202e
+    """
+    if text.isprintable():
+        return text
+    characters = []
+    for character in text:
+        if character.isprintable() or character in "\n\t" or character == "\N{NO-BREAK SPACE}":
+            characters.append(character)
+        else:
+            characters.append(character.encode("unicode_escape").decode("ascii"))
+    return "".join(characters)
+
+
 def print_stderr(line: object) -> None:
-    """Print a line on the standard error, apart from results."""
-    print(line, file=sys.stderr)
+    """Print a line on the standard error, apart from results.
+
+    Control characters are escaped. A standard error that is closed or full is no failure.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        print(printable(str(line)), file=sys.stderr)
 
 
 def print_stdout(text: str) -> None:
