@@ -72,7 +72,7 @@ def check_parts(cfg: DoctorConfig) -> list[str]:
         # Other problems show on the CPU, too.
         cfg = with_changes(cfg, {"device": "cpu"})
     with collecting(problems), closing(build_env(cfg, num_envs=1, seed=0)) as env:
-        build_agent(cfg, env)
+        build_agent(cfg, env, is_new=False)  # the trial prints what is flattened
     return problems
 
 

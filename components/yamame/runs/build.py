@@ -5,6 +5,7 @@ several settings, or on settings and the environment.
 """
 
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -44,6 +45,7 @@ from yamame.runs.novelty import lacks_worlds, warn_other_splits
 from yamame.runs.progress_bar import ProgressBar
 from yamame.system.budget import Budget
 from yamame.system.messages import print_stderr
+from yamame.timestep import FlattenedWarning
 from yamame.training.averaging import AveragedWeights
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.learner import Learner
@@ -114,8 +116,13 @@ def _build_serial(num_envs: int, build: Callable[[], EnvBase], device: str) -> E
     return env
 
 
-def build_agent(cfg: AnyConfig, env: EnvBase) -> InContextAgent:
+def build_agent(cfg: AnyConfig, env: EnvBase, *, is_new: bool = True) -> InContextAgent:
     """Build the agent for an environment, with new weights, on the device of the configuration.
+
+    Args:
+        cfg: Composed configuration.
+        env: Environment, or one of the same specs.
+        is_new: Whether to print a line for each observation that is flattened.
 
     Raises:
         UsageError: A part has wrong arguments, the encoder has fewer positions than an episode has
@@ -124,10 +131,29 @@ def build_agent(cfg: AnyConfig, env: EnvBase) -> InContextAgent:
     specs = env.observation_spec, env.full_action_spec["action"]
     loss = target_of(cfg.agent.loss)
     arguments = agent_arguments(cfg, lambda section, key: instantiate(section), loss=loss)
-    with at_key("agent", KEYS):
+    with at_key("agent", KEYS), _flattened_lines(is_new and distributed.is_rank0()):
         agent = InContextAgent(*specs, **arguments)
     checks.check_encoder(cfg, agent.trajectory_encoder, env)
     return agent.to(cfg.device)
+
+
+@contextmanager
+def _flattened_lines(prints: bool) -> Iterator[None]:
+    """Print each `FlattenedWarning` of the block as one line, or ignore it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    lines = []
+    for warning in caught:
+        if issubclass(warning.category, FlattenedWarning):
+            lines.append(str(warning.message))
+        else:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+    # Separate encoders of actor and critics read the same observations.
+    for line in dict.fromkeys(lines if prints else []):
+        print_stderr(line)
 
 
 def build_collector(

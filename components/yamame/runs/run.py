@@ -25,7 +25,7 @@ from yamame.report.expected import Expected
 from yamame.runs import machine, results, resuming
 from yamame.runs.build import build_callbacks
 from yamame.runs.callbacks import Callback, Callbacks
-from yamame.runs.earlier import with_default_split
+from yamame.runs.earlier import with_defaults
 from yamame.runs.held_out import play_held_out, score
 from yamame.runs.novelty import what_is_new
 from yamame.runs.state import RunState
@@ -95,7 +95,7 @@ class Run(RunState):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.costs = CostMeter(is_part=is_part())  # first, because it measures from here on
-        cfg = with_default_split(cfg)  # before the configuration is copied and saved
+        cfg = with_defaults(cfg)  # before the configuration is copied and saved
         self.cfg = cfg
         self.config = plain(cfg)
         if distributed.world_size() > 1:
