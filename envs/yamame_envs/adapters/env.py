@@ -68,6 +68,8 @@ class HostedEnv(ContextEnv):
 
     _generic = False
     """True for spaces that were not made for this package, see `read_observation`."""
+    _checks_repeats = False
+    """True if episodes may depend on more than their seeds, which is then checked once."""
     _counts_attempts = False
     """True if seeds include the attempt at a task, see `yamame_envs.adapters.task`."""
     _novelty: str | None = None
@@ -140,7 +142,15 @@ class HostedEnv(ContextEnv):
     def _read(self, success: str | None) -> EnvSpaces:
         if self._workers.num_processes > 0:
             check_picklable(self._make_env, owner=self.label)
-        return read_spaces(self._make_env, owner=self.label, generic=self._generic, success=success)
+        # In worker processes, an environment may hang or crash without harm; it must not here.
+        is_here = self._workers.num_processes == 0
+        return read_spaces(
+            self._make_env,
+            owner=self.label,
+            generic=self._generic,
+            success=success,
+            checks_repeats=self._checks_repeats and is_here,
+        )
 
     def _play(self) -> InProcessEnvs | Pool:
         if self._player is None:

@@ -63,6 +63,7 @@ class Gym(HostedEnv):
     """
 
     _generic = True
+    _checks_repeats = True
 
     @check_bounds
     def __init__(

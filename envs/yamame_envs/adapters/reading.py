@@ -11,13 +11,16 @@ from yamame.system.messages import OutsideError
 
 from yamame_envs.adapters.actions import read_actions
 from yamame_envs.adapters.in_process import ENV_ERRORS, EnvSpaces, Failure, Make, is_own
+from yamame_envs.adapters.repeatable import RepeatCheck
 from yamame_envs.adapters.spaces import read_observation
 
 SUCCESS_KEYS = ("success", "is_success")
 """Keys that environments use for success in the info of a step."""
 
 
-def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -> EnvSpaces:
+def read_spaces(
+    make: Make, *, owner: str, generic: bool, success: str | None, checks_repeats: bool = False
+) -> EnvSpaces:
     """Make an environment, read its spaces and close it.
 
     Args:
@@ -26,12 +29,15 @@ def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -
         generic: As for `read_observation`.
         success: Key of success in the info of a step. None: there is none. ``auto``: the first of
             `SUCCESS_KEYS` in the info of a first step.
+        checks_repeats: Whether to play a short episode twice, and to report a difference
+            (`RepeatCheck`).
 
     Raises:
         ArgumentError: A space cannot be converted to tensors.
         OutsideError: The environment cannot be made, for another reason than a wrong argument or a
             missing package.
     """
+    repeat_check = RepeatCheck(make, owner=owner, enabled=checks_repeats)
     try:
         env = make()
     except (TypeError, ValueError, ImportError, gymnasium.error.Error):
@@ -48,8 +54,10 @@ def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -
         entries = read_observation(env.observation_space, owner=owner, generic=generic)
         actions = read_actions(env.action_space, owner=owner)
         success_key = _find_success(env) if success == "auto" else success
+        repeat_check.compare_episodes(env)
     finally:
         env.close()
+    repeat_check.compare_instances()
 
     names = set()
     for entry in entries:
