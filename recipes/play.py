@@ -34,6 +34,7 @@ from yamame.cli.app import main
 from yamame.cli.nodes import plain
 from yamame.cli.settings import PlayConfig
 from yamame.evaluation import describe_step, describe_timestep, play_episode
+from yamame.evaluation.bound import EndlessEpisodes
 from yamame.evaluation.episode import render_frame
 from yamame.files.run_directory import check_folder
 from yamame.report.figures import write_gif, write_mp4
@@ -41,7 +42,7 @@ from yamame.report.terminal import half_blocks
 from yamame.runs.trained import load_from_options
 from yamame.spaces import Spaces
 from yamame.spaces.from_specs import spaces_of
-from yamame.system.messages import one_line
+from yamame.system.messages import one_line, warnings_as_lines
 
 WRITERS = {"gif": write_gif, "mp4": write_mp4}
 
@@ -92,7 +93,8 @@ def play(cfg: PlayConfig) -> float:
         spectator = Spectator(cfg, env)
         policy = trained.build_agent(env).policy(gamma_index=gamma_index)
         instruct(env, cfg.instruction)
-        episode = play_episode(policy, env, watch=spectator, **options)
+        with warnings_as_lines(EndlessEpisodes):
+            episode = play_episode(policy, env, watch=spectator, **options)
 
     total = float(episode["next", "reward"].sum())
     print(f"return {total:g} in {episode.shape[-1]} steps")

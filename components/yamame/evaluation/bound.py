@@ -12,7 +12,7 @@ _UNLIMITED = 2**31
 """Steps from which the bound of a spec is that of its dtype."""
 
 
-class EndlessWarning(UserWarning):
+class EndlessEpisodes(UserWarning):
     """Warning of episodes that were cut because they seem to be endless."""
 
 
@@ -56,7 +56,7 @@ class StepLimit:
             f"an evaluation is cut after {num_steps} steps, because no episode has ended since "
             f"step {self._last_end} and no limit is known: set env.time_limit, or max_steps of "
             "the evaluation (evaluation.max_steps in training)",
-            EndlessWarning,
+            EndlessEpisodes,
             stacklevel=2,
         )
         return True

@@ -5,7 +5,6 @@ several settings, or on settings and the environment.
 """
 
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -30,21 +29,15 @@ from yamame.deploy.build import check_device as check_device
 from yamame.keys import GOAL_KEYS
 from yamame.replay import Window
 from yamame.runs import checks
-from yamame.runs.callbacks import (
-    Callback,
-    Callbacks,
-    ClippedTargetsWarning,
-    EndlessWarning,
-    RewardWarning,
-    Tracking,
-)
+from yamame.runs.callbacks import Callback, Callbacks, Tracking
 from yamame.runs.checks import check_lengths as check_lengths
 from yamame.runs.checks import longest_episode as longest_episode
 from yamame.runs.checks import relabels as relabels
 from yamame.runs.novelty import lacks_worlds, warn_other_splits
 from yamame.runs.progress_bar import ProgressBar
+from yamame.runs.warnings import ClippedTargetsWarning, EndlessWarning, RewardWarning
 from yamame.system.budget import Budget
-from yamame.system.messages import print_stderr
+from yamame.system.messages import print_stderr, warnings_as_lines
 from yamame.timestep import FlattenedWarning
 from yamame.training.averaging import AveragedWeights
 from yamame.training.guard import NonFiniteGuard
@@ -131,29 +124,11 @@ def build_agent(cfg: AnyConfig, env: EnvBase, *, is_new: bool = True) -> InConte
     specs = env.observation_spec, env.full_action_spec["action"]
     loss = target_of(cfg.agent.loss)
     arguments = agent_arguments(cfg, lambda section, key: instantiate(section), loss=loss)
-    with at_key("agent", KEYS), _flattened_lines(is_new and distributed.is_rank0()):
+    lines = warnings_as_lines(FlattenedWarning, prints=is_new and distributed.is_rank0())
+    with at_key("agent", KEYS), lines:
         agent = InContextAgent(*specs, **arguments)
     checks.check_encoder(cfg, agent.trajectory_encoder, env)
     return agent.to(cfg.device)
-
-
-@contextmanager
-def _flattened_lines(prints: bool) -> Iterator[None]:
-    """Print each `FlattenedWarning` of the block as one line, or ignore it."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    lines = []
-    for warning in caught:
-        if issubclass(warning.category, FlattenedWarning):
-            lines.append(str(warning.message))
-        else:
-            warnings.warn_explicit(
-                warning.message, warning.category, warning.filename, warning.lineno
-            )
-    # Separate encoders of actor and critics read the same observations.
-    for line in dict.fromkeys(lines if prints else []):
-        print_stderr(line)
 
 
 def build_collector(

@@ -29,9 +29,10 @@ from yamame.runs.earlier import with_defaults
 from yamame.runs.held_out import play_held_out, score
 from yamame.runs.novelty import what_is_new
 from yamame.runs.state import RunState
+from yamame.runs.warnings import steps_of_evaluation
 from yamame.system import signals
 from yamame.system.budget import Budget
-from yamame.system.messages import OutsideError, one_line, print_stderr
+from yamame.system.messages import OutsideError, begin_lines, one_line, print_stderr
 from yamame.tracking.costs import CostMeter
 from yamame.tracking.summary import run_status
 from yamame.training import GlobalRNGState
@@ -95,6 +96,7 @@ class Run(RunState):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.costs = CostMeter(is_part=is_part())  # first, because it measures from here on
+        begin_lines()
         cfg = with_defaults(cfg)  # before the configuration is copied and saved
         self.cfg = cfg
         self.config = plain(cfg)
@@ -352,7 +354,8 @@ class Run(RunState):
             return self._last_evaluation.result
         self.callbacks.call(self, "on_evaluating")
         try:
-            result = play_held_out(self.cfg, self.policy, self.held_out)
+            max_steps = steps_of_evaluation(self)
+            result = play_held_out(self.cfg, self.policy, self.held_out, max_steps=max_steps)
         except signals.Terminated:
             # The checkpoint notes that an evaluation is due; the resumed run makes it.
             self.exit_if_received()

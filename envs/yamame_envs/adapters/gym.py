@@ -9,7 +9,7 @@ import gymnasium
 import torch
 from torch import Tensor
 from yamame.checks import ArgumentError, PositiveInt, check_bounds, require, require_choice
-from yamame.system.messages import print_stderr
+from yamame.system.messages import print_once
 
 from yamame_envs.adapters.env import HostedEnv
 from yamame_envs.adapters.extras import MissingExtra
@@ -91,7 +91,9 @@ class Gym(HostedEnv):
         self._novelty = None if split == "all" else "new tasks"
         self._counts_attempts = tasks is not None
         # Until the key of success was found, or its absence was reported.
-        self._awaits_success_key = True
+        self._awaits_success_key = success is not None
+        self._looks_for_success = success == "auto"
+        self._unread_success: str | None = None
         self._num_ended = 0
         limit = self._registered_limit() if time_limit == "registered" else time_limit
         super().__init__(
@@ -131,25 +133,35 @@ class Gym(HostedEnv):
     def _step_envs(self, batch: Array, over: Array, wrong: Array) -> tuple[Outcome, Array]:
         outcome, aborted = super()._step_envs(batch, over, wrong)
         self._awaits_success_key &= not outcome.has_success_key
+        self._unread_success = self._unread_success or outcome.unread_success
         return outcome, aborted
 
     def advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
         """See `ContextEnv.advance`."""
         was_over = self._current.column("done")
         advanced = super().advance(action)
-        if self._spaces.success_key is not None and self._awaits_success_key:
+        if self._awaits_success_key:
             ends = self._current.column("done") & ~was_over
             self._num_ended += int(ends.sum())
             if self._num_ended >= _SUCCESS_EPISODES:
                 self._awaits_success_key = False
-                self._report_missing_success(self._spaces.success_key)
+                self._report_missing_success()
         return advanced
 
-    def _report_missing_success(self, key: str) -> None:
-        print_stderr(
-            f"{self.label}: success={key}: no info of {self._num_ended} episodes has had {key!r}, "
-            "and success counts as false"
-        )
+    def _report_missing_success(self) -> None:
+        """Report a key of success that was never there, or is only there when episodes end."""
+        key = self._spaces.success_key
+        if key is not None:
+            print_once(
+                f"{self.label}: success={key}: no info of {self._num_ended} episodes has had "
+                f"{key!r}, and success counts as false"
+            )
+        elif self._looks_for_success and self._unread_success is not None:
+            print_once(
+                f"{self.label}: success=auto looks at a first step, and info has "
+                f"{self._unread_success!r} when episodes end: set "
+                f"env.success={self._unread_success} to have it read"
+            )
 
     def _registered_limit(self) -> int | None:
         try:

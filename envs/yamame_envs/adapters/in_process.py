@@ -11,7 +11,7 @@ This module imports only NumPy and Gymnasium.
 
 import contextlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from yamame_envs.adapters.spaces import Array
 
 Make = Callable[[], gymnasium.Env[Any, Any]]
 
+SUCCESS_KEYS = ("success", "is_success")
+"""Keys that environments use for success in the info of a step."""
 ENV_ERRORS = (Exception, SystemExit)
 """Errors of an environment that cost it its episode, if `is_own`."""
 _MAX_REWARD = float(np.finfo(np.float32).max)
@@ -101,6 +103,7 @@ class Outcome:
         success: ``[R]`` bool.
         failures: Failures by position among the R envs.
         has_success_key: True if the info of any step had the key of success.
+        unread_success: Key of `SUCCESS_KEYS` in the info of an end, where none is read.
     """
 
     leaves: list[Array]
@@ -110,6 +113,7 @@ class Outcome:
     success: Array
     failures: dict[int, Failure]
     has_success_key: bool = False
+    unread_success: str | None = None
 
     @classmethod
     def zeros(cls, env_spaces: EnvSpaces, num_envs: int, failures: dict[int, Failure]) -> "Outcome":
@@ -150,6 +154,7 @@ class Outcome:
             success=np.concatenate([part.success for part in parts]),
             failures=failures,
             has_success_key=any(part.has_success_key for part in parts),
+            unread_success=next(filter(None, (part.unread_success for part in parts)), None),
         )
 
 
@@ -206,6 +211,7 @@ class InProcessEnvs:
         success = [False] * count
         success_key = self._spaces.success_key
         has_success_key = False
+        unread_success = None
         values = self._spaces.action.values(actions)
         for position, env_id in enumerate(env_ids):
             try:
@@ -216,8 +222,11 @@ class InProcessEnvs:
                 terminated[position] = bool(is_terminated)
                 truncated[position] = bool(is_truncated)
                 if success_key is not None:
-                    success[position] = bool(info.get(success_key, False))
-                    has_success_key |= success_key in info
+                    reached = find_info(info, success_key)
+                    success[position] = bool(reached)
+                    has_success_key |= reached is not None
+                elif terminated[position] or truncated[position]:
+                    unread_success = unread_success or find_success(info)
             except ENV_ERRORS as error:
                 failures[position] = Failure.of(error)
 
@@ -237,6 +246,7 @@ class InProcessEnvs:
             success=np.array(success, np.bool_),
             failures=failures,
             has_success_key=has_success_key,
+            unread_success=unread_success,
         )
         self._finish(env_ids, arrays, outcome)
         return outcome
@@ -300,6 +310,23 @@ class InProcessEnvs:
             # It is not used again, and may be broken.
             with contextlib.suppress(*ENV_ERRORS):
                 env.close()
+
+
+def find_info(info: Any, key: str) -> Any:
+    """Return a value of the info of a step, or of its ``final_info``; None if there is none."""
+    value = info.get(key)
+    if value is None and "final_info" in info:
+        final = info["final_info"]
+        value = final.get(key) if isinstance(final, Mapping) else None
+    return value
+
+
+def find_success(info: Any) -> str | None:
+    """Return the first of `SUCCESS_KEYS` in the info of a step; None if there is none."""
+    for key in SUCCESS_KEYS:
+        if find_info(info, key) is not None:
+            return key
+    return None
 
 
 def _task_hash(env: Any) -> int | None:

@@ -10,12 +10,16 @@ from yamame.spaces import ObservationEntry
 from yamame.system.messages import OutsideError
 
 from yamame_envs.adapters.actions import read_actions
-from yamame_envs.adapters.in_process import ENV_ERRORS, EnvSpaces, Failure, Make, is_own
+from yamame_envs.adapters.in_process import (
+    ENV_ERRORS,
+    SUCCESS_KEYS,
+    EnvSpaces,
+    Failure,
+    Make,
+    is_own,
+)
 from yamame_envs.adapters.repeatable import RepeatCheck
 from yamame_envs.adapters.spaces import read_observation
-
-SUCCESS_KEYS = ("success", "is_success")
-"""Keys that environments use for success in the info of a step."""
 
 
 def read_spaces(

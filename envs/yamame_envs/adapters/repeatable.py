@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from yamame.system.messages import print_stderr
+from yamame.system.messages import print_once
 
 from yamame_envs.adapters.in_process import ENV_ERRORS, Make, is_own
 
@@ -24,15 +24,15 @@ _SEED, _OTHER_SEED = 11, 12
 _MOST_SECONDS = 2.0
 """Time from the construction of an environment after which no further episode is begun."""
 
-_checked: set[tuple[str, str]] = set()
-"""Environments of this process that were checked, each by its name and its constructor."""
+_checked: dict[Any, str | None] = {}
+"""Report of each environment that was checked in this process; None if it has repeated itself."""
 
 Step = tuple[Any, float, bool]
 """Observation, reward, and whether the episode ends."""
 
 
 class RepeatCheck:
-    """Check of one environment, once per process.
+    """Check of one environment, made once per process and reported once per run.
 
     It prints one line if an episode comes out differently when it is repeated. An environment that
     fails or is slow is not judged. The global random generators keep their state.
@@ -46,11 +46,9 @@ class RepeatCheck:
     def __init__(self, make: Make, *, owner: str, enabled: bool = True) -> None:
         self._make = make
         self._owner = owner
+        self._enabled = enabled
         self._started = time.monotonic()
-        key = (owner, repr(make))
-        self._is_pending = enabled and key not in _checked
-        if self._is_pending:
-            _checked.add(key)
+        self._key: Any = None
         self._actions: list[Any] = []
         self._episode: list[Step] | None = None
 
@@ -59,7 +57,16 @@ class RepeatCheck:
 
     def compare_episodes(self, env: Any) -> None:
         """Play an episode twice in an environment, with another one in between."""
-        if not self._is_pending or not self._has_time():
+        if not self._enabled:
+            return
+        self._key = (self._owner, repr(self._make), type(env.unwrapped))
+        if self._key in _checked:
+            report = _checked[self._key]
+            if report is not None:
+                print_once(report)
+            return
+        _checked[self._key] = None
+        if not self._has_time():
             return
         with _errors_ignored(), _generators_kept():
             env.action_space.seed(_SEED)
@@ -72,7 +79,7 @@ class RepeatCheck:
             difference = first_difference(first, again)
             if difference is None:
                 self._episode = first
-            elif self._has_time():
+            else:
                 self._report(difference, self._cause(env))
 
     def compare_instances(self) -> None:
@@ -111,6 +118,8 @@ class RepeatCheck:
 
     def _cause(self, env: Any) -> str:
         """Return why episodes differ, as far as two more of them show it."""
+        if not self._has_time():
+            return "something besides the seed of reset decides it"
         episodes = []
         for _ in range(2):
             _seed_generators()
@@ -120,12 +129,14 @@ class RepeatCheck:
         return "reset leaves something of the episodes before, or does not seed a generator"
 
     def _report(self, difference: str, cause: str) -> None:
-        print_stderr(
+        report = (
             f"{self._owner}: not reproducible from its seed: {difference} when an episode is "
             f"repeated, because {cause}; runs with equal seeds may differ, and a resumed run "
             "drops its unfinished episodes (draw from self.np_random, and set every field in "
             "reset)"
         )
+        _checked[self._key] = report
+        print_once(report)
 
 
 def first_difference(first: Sequence[Step], second: Sequence[Step]) -> str | None:
