@@ -125,9 +125,8 @@ def store_diagnosis(trained: Trained, found: Mapping[str, Numbers]) -> None:
 
 def recall(subject: DiagnosedRun) -> Numbers:
     """Return the recall density of all decisions, and of the last ones of episodes."""
-    with subject.run.build() as (agent, env):
-        with warnings_as_lines(EndlessEpisodes):
-            episodes = record_episodes(agent, env, **subject.recording)
+    with subject.run.build() as (agent, env), warnings_as_lines(EndlessEpisodes):
+        episodes = record_episodes(agent, env, **subject.recording)
     # Timesteps are replaced by those of other episodes.
     require_setting("num_envs", len(episodes), len(episodes) >= 2, "be at least 2")
 
@@ -213,9 +212,12 @@ def probes(subject: DiagnosedRun) -> Numbers:
     run = subject.run
     options = {"num_envs": run.settings.batch_size, "seed": run.settings.seed}
     revealing = _observable(run.trained)
-    with run.build() as (agent, _), closing(revealing.build_env(**options)) as revealing_env:
-        with warnings_as_lines(EndlessEpisodes):
-            episodes = record_episodes(agent, revealing_env, **subject.recording)
+    with (
+        run.build() as (agent, _),
+        closing(revealing.build_env(**options)) as revealing_env,
+        warnings_as_lines(EndlessEpisodes),
+    ):
+        episodes = record_episodes(agent, revealing_env, **subject.recording)
 
     mask = episodes["mask"].squeeze(-1)
     inputs = {

@@ -1,6 +1,7 @@
 """One run from its first to its last step: all that recipes share besides their own loops."""
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,7 @@ from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
 from yamame.files.run_directory import RunDirectory
 from yamame.report.expected import Expected
 from yamame.runs import machine, results, resuming
+from yamame.runs.advice import advice
 from yamame.runs.build import build_callbacks
 from yamame.runs.callbacks import Callback, Callbacks
 from yamame.runs.earlier import with_defaults
@@ -133,6 +135,8 @@ class Run(RunState):
         # Environment steps and updates at the last checkpoint.
         self._saved: tuple[int, int] | None = None
         self._last_evaluation: _Evaluation | None = None
+        self._evaluation_s = 0.0
+        self._advice: str | None = None
 
     def __enter__(self) -> Self:
         mode = resume_mode(self.cfg)
@@ -353,6 +357,7 @@ class Run(RunState):
         if self._last_evaluation is not None and self._last_evaluation.counts == now:
             return self._last_evaluation.result
         self.callbacks.call(self, "on_evaluating")
+        start = time.monotonic()
         try:
             max_steps = steps_of_evaluation(self)
             result = play_held_out(self.cfg, self.policy, self.held_out, max_steps=max_steps)
@@ -361,6 +366,7 @@ class Run(RunState):
             self.exit_if_received()
             raise
 
+        self._evaluation_s = time.monotonic() - start
         progress = self.progress
         summary = result.summary()
         # A resumed run may evaluate a checkpoint that was evaluated before.
@@ -399,6 +405,7 @@ class Run(RunState):
         """Evaluate, save and log the artifacts; return the score."""
         result = self.evaluate()
         self.save(result)
+        self._advice = advice(self, result, self._evaluation_s)
         distributed.on_rank0(lambda: results.log_artifacts(self))
         self.objective = score(result)
         return self.objective
@@ -424,6 +431,8 @@ class Run(RunState):
             try:
                 self._claim.close()
             finally:
+                if self._advice is not None and distributed.is_rank0():
+                    print_stderr(self._advice)  # beside the commands of the summary
                 if self.directory.begun:
                     self.callbacks.call_all(self, "on_end")
         if self.directory.begun or isinstance(error, UsageError):
