@@ -73,9 +73,12 @@ def check_parts(cfg: DoctorConfig) -> list[str]:
         # Other problems show on the CPU, too.
         cfg = with_changes(cfg, {"device": "cpu"})
     # The trial builds the same parts and collects their warnings.
-    with collecting(problems), redirect_stderr(io.StringIO()):
-        with closing(build_env(cfg, num_envs=1, seed=0)) as env:
-            build_agent(cfg, env)
+    with (
+        collecting(problems),
+        redirect_stderr(io.StringIO()),
+        closing(build_env(cfg, num_envs=1, seed=0)) as env,
+    ):
+        build_agent(cfg, env)
     return problems
 
 

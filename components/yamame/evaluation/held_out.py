@@ -62,12 +62,11 @@ def evaluate(
             `yamame.exploration.Exploration` in it off. TorchRL's own exploration modules keep
             sampling unless ``greedy``.
         env: Environment with at most one batch dimension; without one, the policy still sees
-            ``[1]``. It is seeded, so every call plays the same tasks, and left within an episode.
-            Do not share it with training.
+            ``[1]``. It is seeded and left within an episode. Do not share it with training.
         num_episodes: Episodes, in rounds of one per env; None for one round.
         greedy: Act by the mode of the policy instead of sampling.
-        max_steps: Steps after which an episode is cut and reported as not finished. None: no limit,
-            except for episodes that seem to be endless (`yamame.evaluation.bound.StepLimit`).
+        max_steps: Steps after which an episode is cut and reported as not finished; None: no limit,
+            except for episodes that seem to be endless (`yamame.evaluation.bound`).
         memory_reset: Ablation of the policy's memory: it sees ``is_init`` set at every step
             (``every_step``), so it acts only on the current timestep with its previous action and
             reward; or at the start of every trial (``every_trial``), so no trial depends on an

@@ -29,13 +29,13 @@ from yamame.deploy.build import check_device as check_device
 from yamame.keys import GOAL_KEYS
 from yamame.replay import Window
 from yamame.runs import checks
+from yamame.runs.alerts import ClippedTargetsWarning, EndlessWarning, RewardWarning
 from yamame.runs.callbacks import Callback, Callbacks, Tracking
 from yamame.runs.checks import check_lengths as check_lengths
 from yamame.runs.checks import longest_episode as longest_episode
 from yamame.runs.checks import relabels as relabels
 from yamame.runs.novelty import lacks_worlds, warn_other_splits
 from yamame.runs.progress_bar import ProgressBar
-from yamame.runs.warnings import ClippedTargetsWarning, EndlessWarning, RewardWarning
 from yamame.system.budget import Budget
 from yamame.system.messages import print_stderr, warnings_as_lines
 from yamame.timestep import FlattenedWarning

@@ -25,13 +25,13 @@ from yamame.files.run_directory import RunDirectory
 from yamame.report.expected import Expected
 from yamame.runs import machine, results, resuming
 from yamame.runs.advice import advice
+from yamame.runs.alerts import steps_of_evaluation
 from yamame.runs.build import build_callbacks
 from yamame.runs.callbacks import Callback, Callbacks
 from yamame.runs.earlier import with_defaults
 from yamame.runs.held_out import play_held_out, score
 from yamame.runs.novelty import what_is_new
 from yamame.runs.state import RunState
-from yamame.runs.warnings import steps_of_evaluation
 from yamame.system import signals
 from yamame.system.budget import Budget
 from yamame.system.messages import OutsideError, begin_lines, one_line, print_stderr
