@@ -124,9 +124,12 @@ class RepeatCheck:
         for seed in (_SEED, _OTHER_SEED, _SEED):
             _seed_generators(seed)
             episodes.append(self._play(env, _SEED))
-        one, other, again = episodes
-        follows_generators = first_difference(one, other) is not None
-        if follows_generators and first_difference(one, again) is None:
+        _seed_generators(_SEED)
+        episodes.append(self._play(env, _SEED, disturbs=True))
+        one, other, again, disturbed = episodes
+        is_same = first_difference(one, again) is None
+        follows = any(first_difference(one, played) is not None for played in (other, disturbed))
+        if is_same and follows:
             return "it draws from a global random generator (random, numpy.random or torch)"
         return "reset leaves something of the episodes before, or does not seed a generator"
 

@@ -148,7 +148,7 @@ PLACES = {
     PythonNoiseInStep: "the observation after step 1",
     TorchNoiseInReward: "the reward after step 1",
     NumpyNoise: "the observation after reset",
-    EndsByItsHistory: "the end after step 1",
+    EndsByItsHistory: "the end after step",
 }
 
 
