@@ -213,6 +213,14 @@ def test_an_agent_is_evaluated_once_and_told_once():
     assert [steps for _, steps, _ in evaluated] == [64, 128]
 
 
+def test_early_stopping_that_has_no_evaluation_to_judge_says_so(capsys):
+    stopping = ("callbacks=early_stopping", "budget.updates=null", "budget.env_steps=128")
+    yamame.train(*TINY, *stopping)
+    assert capsys.readouterr().err.count("smaller evaluation.interval") == 1
+    yamame.train(*TINY, *stopping, "run.name=b", "evaluation.interval=64")
+    assert "evaluation.interval" not in capsys.readouterr().err
+
+
 class Misspelled(yamame.Callback):
     def on_evaluated(self, run, result): ...
 

@@ -24,6 +24,7 @@ from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.files.config import flatten
 from yamame.runs.state import RunState
+from yamame.system.messages import print_stderr
 from yamame.tracking.history import FOLDER_TAG
 
 
@@ -179,6 +180,14 @@ class EarlyStopping(Callback):
         """Reset the state unless the run is resumed: one object may be used for several runs."""
         if not run.resumed:
             self._reset()
+        unit = run.progress.unit
+        limit = getattr(run.budget, unit)
+        interval = run.cfg.evaluation.interval
+        if limit is not None and interval >= limit:
+            print_stderr(
+                f"EarlyStopping cannot stop a run of budget.{unit}={limit:g}, which is first "
+                f"evaluated after {interval}: set a smaller evaluation.interval"
+            )
 
     def on_evaluate(self, run: RunState, result: EvaluationResult) -> None:
         """Stop the run if it has reached the threshold, or not improved for long."""
