@@ -1,7 +1,9 @@
 """Arguments of `DeployedAgent.act` as tensors, and checks that name the first wrong one."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from yamame.checks import ArgumentError, require
 from yamame.deploy.interface import Interface
 from yamame.keys import CONTEXT, ENTRIES
 from yamame.spaces import ObservationEntry, Spaces
-from yamame.spaces.arrays import Array, child, is_tree
+from yamame.spaces.arrays import Array, Key, child, is_tree
 from yamame.spaces.observation import is_nested_as_space
 from yamame.system.messages import format_value
 
@@ -53,8 +55,13 @@ class Inputs:
         # as it is.
         self._known: set[Any] = {"next", *interface.observation_spec.keys()}
         self._known.update(entry.name for entry in ENTRIES)
-        self._known.update(str(entry.path[0]) for entry in entries.values() if entry.path)
+        paths = [entry.path for entry in entries.values()] + list(interface.spaces.empty)
+        for path in paths:
+            # Whole numbers of Tuple spaces and of keys may be given as text.
+            self._known.update([path[0], str(path[0])] if path else [])
         self._tuple_lengths = _tuple_lengths(interface.recorded)
+        # Entries whose numbers out of bounds were reported.
+        self._reported: set[NestedKey] = set()
 
     def read(self, observation: Any, batch: tuple[int, ...]) -> tuple[TensorDict, bool]:
         """Return the entries of an observation as tensors.
@@ -83,9 +90,16 @@ class Inputs:
             has_tensors = has_tensors or isinstance(value, Tensor)
             name = f"observation {format_value(key)}"
             array = read_array(value, name)
-            stored = entry.read(array, batch=batch, label=f"{_OWNER}: {name}", bounded=True)
+            report = None if key in self._reported else partial(self._report, key)
+            label = f"{_OWNER}: {name}"
+            stored = entry.read(array, batch=batch, label=label, bounded=True, report=report)
             entries[key] = torch.from_numpy(stored.reshape(rows, *entry.stored_shape))
         return entries, has_tensors
+
+    def _report(self, key: NestedKey, message: str) -> None:
+        """Warn about the first number of an entry outside of its bounds."""
+        self._reported.add(key)
+        warnings.warn(f"{message}; further ones are not reported", stacklevel=5)
 
     def _check_names(self, observation: Any) -> None:
         """Refuse an unknown name, and a single array if there are several entries."""
@@ -131,16 +145,16 @@ class Inputs:
         return ", ".join(parts)
 
 
-def _tuple_lengths(spaces: Spaces | None) -> dict[tuple[str | int, ...], int]:
+def _tuple_lengths(spaces: Spaces | None) -> dict[tuple[Key, ...], int]:
     """Return the number of values of each ``Tuple`` space, by its path."""
-    lengths: dict[tuple[str | int, ...], int] = {}
+    lengths: dict[tuple[Key, ...], int] = {}
     if spaces is None:
         return lengths
-    for entry in spaces.observations:
-        for depth, place in enumerate(entry.path):
-            # Names of a Dict are texts, so a whole number is a place in a Tuple.
+    for path in [*(entry.path for entry in spaces.observations), *spaces.empty]:
+        for depth, place in enumerate(path):
+            # A whole number is a place in a Tuple, or a name in a Dict, whose values are no tuples.
             if isinstance(place, int):
-                parent = entry.path[:depth]
+                parent = path[:depth]
                 lengths[parent] = max(lengths.get(parent, 0), place + 1)
     return lengths
 

@@ -19,6 +19,8 @@ import numpy as np
 
 from yamame.spaces.arrays import (
     Array,
+    BoundsError,
+    Outside,
     SpaceError,
     child,
     first_wrong,
@@ -28,6 +30,7 @@ from yamame.spaces.arrays import (
     text_of,
     whole,
 )
+from yamame.spaces.plain import decode_key, decode_outside, encode_key
 
 Kind = Literal["discrete", "multi_discrete", "multi_binary", "box"]
 
@@ -79,7 +82,9 @@ class Part:
         """Return whether the one-hots of all choices side by side have this shape."""
         return not self.is_box and shape == (int(self.sizes.sum()),)
 
-    def columns(self, values: Array, label: str, *, indices: bool = False) -> Array:
+    def columns(
+        self, values: Array, label: str, *, indices: bool = False, clip: bool = False
+    ) -> Array:
         """Convert values ``[R, *shape]`` to columns ``[R, n]``: the inverse of `values`.
 
         Real numbers outside of the bounds by no more than rounding become the bounds.
@@ -88,6 +93,7 @@ class Part:
             values: Values of the space.
             label: Name of the values in messages.
             indices: Whether whole numbers count from 0 instead of from ``low``.
+            clip: Whether all finite real numbers outside of the bounds become the bounds.
 
         Raises:
             SpaceError: A value is out of bounds.
@@ -104,6 +110,9 @@ class Part:
             values = values.astype(np.float64)
             magnitude = np.maximum(abs(low), abs(high))
             slack = np.maximum(_SLACK * (high - low), _ROUNDING * magnitude)
+            if clip:
+                # NaN and infinite numbers stay what they are, and are refused.
+                values = np.where(np.isfinite(values), values.clip(low, high), values)
         else:
             values = whole(values)
         # NaN fails both comparisons.
@@ -113,7 +122,9 @@ class Part:
         if not is_good.all():
             numbers = "" if self.is_box else "whole numbers "
             condition = f"be {numbers}in {range_text(low, high)}"
-            raise SpaceError(label, condition, first_wrong(values, ~is_good))
+            has_bounds_only = self.is_box and bool(np.isfinite(values).all())
+            error = BoundsError if has_bounds_only else SpaceError
+            raise error(label, condition, first_wrong(values, ~is_good))
         return values.clip(low, high) if self.is_box else values.astype(np.int64) - low
 
 
@@ -126,17 +137,20 @@ class ActionEntry:
         parts: Simple spaces, in the order of their columns.
         tree: Structure of a value: an index of ``parts``, or a dict or tuple of structures.
         box_dtype: Dtype of a batch of kind ``box``.
+        outside: Handling of real numbers outside of the bounds by more than rounding, where `read`
+            reads them: ``clip`` makes them the bounds, the others refuse them.
 
     >>> numbers = Part((), np.dtype("int64"), low=np.array([1]), high=np.array([4]))
     >>> dice = ActionEntry("discrete", (numbers,), tree=0)
     >>> dice.read(np.array([1, 4]), label="action"), dice.values(np.array([0, 3]))
-    (array([0, 3]), [1, 4])
+    (array([0, 3]), [np.int64(1), np.int64(4)])
     """
 
     kind: Kind
     parts: tuple[Part, ...]
     tree: Any
     box_dtype: str = "float32"
+    outside: Outside = "raise"
 
     @property
     def sizes(self) -> list[int]:
@@ -149,9 +163,11 @@ class ActionEntry:
     @cached_property
     def _columns(self) -> Part:
         """All columns side by side, as one part."""
-        low = np.concatenate([part.low for part in self.parts])
-        high = np.concatenate([part.high for part in self.parts])
-        return Part((len(low),), self.parts[0].dtype, low, high)
+        # Parts without numbers have a dtype as well, which may be of the other kind.
+        filled = [part for part in self.parts if len(part.low)]
+        low = np.concatenate([part.low for part in filled])
+        high = np.concatenate([part.high for part in filled])
+        return Part((len(low),), filled[0].dtype, low, high)
 
     @cached_property
     def bounds(self) -> tuple[Array, Array]:
@@ -207,9 +223,12 @@ class ActionEntry:
         return ~np.logical_and.reduce(is_good, axis=1)
 
     def values(self, batch: Array) -> list[Any]:
-        """Convert a batch to values of the space, one per row."""
+        """Convert a batch to values of the space, one per row.
+
+        Single numbers are NumPy scalars of the dtype of the space, as its ``sample`` draws them.
+        """
         if self.kind == "discrete":
-            return (batch + self.parts[0].low[0]).tolist()
+            return self.parts[0].values(batch[:, None])
         values = []
         start = 0
         for part in self.parts:
@@ -229,7 +248,7 @@ class ActionEntry:
 
         Whole numbers may have a floating point dtype, and choices may be one-hots
         ``[R, sum(sizes)]``. Real numbers outside of the bounds by no more than rounding (1e-5 of
-        their range) become the bounds.
+        their range) become the bounds, and all others too if ``outside`` is ``clip``.
 
         Args:
             values: ``[R, *shape]``; of a ``Dict`` or ``Tuple`` a tree of these, or all columns side
@@ -242,14 +261,16 @@ class ActionEntry:
             Batch ``[R]`` or ``[R, n]``.
 
         Raises:
+            BoundsError: A real number is out of bounds.
             SpaceError: The shape or dtype is another one, or a value is not in the space.
         """
+        clip = self.outside == "clip"
         columns = []
         for part, array, name, is_one_hot in self._arrays(values, label, indices):
             if is_one_hot:
                 columns.append(_from_one_hots(array, part.sizes, name))
             else:
-                columns.append(part.columns(array, name, indices=indices))
+                columns.append(part.columns(array, name, indices=indices, clip=clip))
         low, high = self.bounds
         batch = np.concatenate(columns, 1).astype(self.dtype)
         # Rounding to float32 may leave the bounds.
@@ -327,15 +348,16 @@ class ActionEntry:
             return {tree: (array, label)}
 
         items = dict(tree) if isinstance(tree, dict) else dict(enumerate(tree))
-        # Names may be numbers, which files hold as text.
+        # Names may be numbers, which files hold as text, and files nest them at slashes.
         names = [str(name) for name in items]
+        first_names = {name.partition("/")[0] for name in names}
         given: Any = ()
         if isinstance(values, tuple):
             given = range(len(values))
         elif is_tree(values):
             given = values.keys()
         for name in given:
-            if str(name) not in names:
+            if str(name) not in names and name not in first_names:
                 raise SpaceError(label, f"have the entries {names}", f"{str(name)!r} as well")
         found: dict[int, tuple[Array, str]] = {}
         for name, inner in items.items():
@@ -362,13 +384,16 @@ class ActionEntry:
         """Return plain data that JSON can hold, for `decode`."""
         parts = []
         for part in self.parts:
-            data: dict[str, Any] = {"shape": list(part.shape)}
-            data["dtype"] = part.dtype.name
-            data["low"] = part.low.tolist()
-            data["high"] = part.high.tolist()
-            parts.append(data)
+            numbers: dict[str, Any] = {"shape": list(part.shape)}
+            numbers["dtype"] = part.dtype.name
+            numbers["low"] = part.low.tolist()
+            numbers["high"] = part.high.tolist()
+            parts.append(numbers)
         tree = _encoded(self.tree)
-        return {"kind": self.kind, "parts": parts, "tree": tree, "box_dtype": self.box_dtype}
+        data = {"kind": self.kind, "parts": parts, "tree": tree, "box_dtype": self.box_dtype}
+        if self.outside != "raise":
+            data["outside"] = self.outside
+        return data
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> "ActionEntry":
@@ -399,7 +424,7 @@ class ActionEntry:
             raise ValueError(
                 f"an action must have a known kind and a tree of its parts, got {kind!r}, {tree}"
             )
-        return cls(kind, tuple(parts), tree, str(data["box_dtype"]))
+        return cls(kind, tuple(parts), tree, str(data["box_dtype"]), decode_outside(data))
 
 
 def _from_one_hots(array: Array, sizes: Array, label: str) -> Array:
@@ -441,7 +466,7 @@ def _encoded(tree: Any) -> Any:
         return {"tuple": [_encoded(inner) for inner in tree]}
     pairs = []
     for name, inner in tree.items():
-        pairs.append([name, _encoded(inner)])
+        pairs.append([encode_key(name), _encoded(inner)])
     return {"dict": pairs}
 
 
@@ -452,7 +477,7 @@ def _decoded(data: Any) -> Any:
         return tuple(_decoded(inner) for inner in data["tuple"])
     tree = {}
     for name, inner in data["dict"]:
-        tree[name] = _decoded(inner)
+        tree[decode_key(name)] = _decoded(inner)
     return tree
 
 

@@ -1,23 +1,26 @@
 """Observation and action spaces of an environment, read from an instance."""
 
-import pickle
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
-from yamame.checks import ArgumentError, require
+from yamame.checks import require
 from yamame.keys import RESERVED
 from yamame.spaces import ObservationEntry
+from yamame.spaces.arrays import Outside
 from yamame.system.messages import OutsideError
 
 from yamame_envs.adapters.actions import read_actions
 from yamame_envs.adapters.in_process import ENV_ERRORS, EnvSpaces, Failure, Make, is_own
-from yamame_envs.adapters.spaces import read_observation
+from yamame_envs.adapters.spaces import empty_parts, read_observation
 
 SUCCESS_KEYS = ("success", "is_success")
 """Keys that environments use for success in the info of a step."""
 
 
-def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -> EnvSpaces:
+def read_spaces(
+    make: Make, *, owner: str, generic: bool, success: str | None, outside: Outside = "raise"
+) -> EnvSpaces:
     """Make an environment, read its spaces and close it.
 
     Args:
@@ -26,6 +29,7 @@ def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -
         generic: As for `read_observation`.
         success: Key of success in the info of a step. None: there is none. ``auto``: the first of
             `SUCCESS_KEYS` in the info of a first step.
+        outside: Handling of numbers out of bounds, see `yamame.spaces.ObservationEntry`.
 
     Raises:
         ArgumentError: A space cannot be converted to tensors.
@@ -45,8 +49,10 @@ def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -
         raise OutsideError(message) from error
 
     try:
-        entries = read_observation(env.observation_space, owner=owner, generic=generic)
-        actions = read_actions(env.action_space, owner=owner)
+        shown = env.observation_space
+        entries = read_observation(shown, owner=owner, generic=generic, outside=outside)
+        empty = empty_parts(shown, owner=owner)
+        actions = read_actions(env.action_space, owner=owner, outside=outside)
         success_key = _find_success(env) if success == "auto" else success
     finally:
         env.close()
@@ -58,7 +64,7 @@ def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -
             names.add(name)
     condition = f"not have entries {sorted(RESERVED)}, and trial_start only as MultiBinary(1)"
     require(owner, "observation_space", sorted(names), not names, condition)
-    return EnvSpaces(entries, actions, success_key)
+    return EnvSpaces(entries, actions, success_key, empty=empty)
 
 
 def _find_success(env: "gymnasium.Env[Any, Any]") -> str | None:
@@ -75,6 +81,8 @@ def _find_success(env: "gymnasium.Env[Any, Any]") -> str | None:
         if not is_own(error):
             raise
         return None
+    if not isinstance(info, Mapping):
+        return None
     for key in SUCCESS_KEYS:
         if key in info:
             return key
@@ -84,19 +92,3 @@ def _find_success(env: "gymnasium.Env[Any, Any]") -> str | None:
 def _is_flag(entry: ObservationEntry) -> bool:
     is_root = len(entry.name) == 1
     return is_root and entry.kind == "bit" and entry.stored_shape == (1,)
-
-
-def check_picklable(make: Make, *, owner: str) -> None:
-    """Raise unless ``make`` can be sent to a worker process.
-
-    Raises:
-        ArgumentError: It cannot be pickled.
-    """
-    try:
-        pickle.dumps(make)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        condition = (
-            "be picklable to be used in worker processes (a function of a module, or a "
-            "functools.partial of one)"
-        )
-        raise ArgumentError(owner, "make", make, condition, remedy=str(error)) from error

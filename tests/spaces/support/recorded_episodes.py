@@ -131,11 +131,11 @@ def paths(tree, name):
     return {name: tree}
 
 
-def make_env(observation_space, action_space, generic=True):
+def make_env(observation_space, action_space, generic=True, bounds="raise"):
     settings = {"observation_space": observation_space, "action_space": action_space}
     if generic:
-        return Gym(id="SpacesEcho-v0", settings=settings, num_envs=1)
-    return HostedEnv(lambda: Echo(**settings), num_envs=1)
+        return Gym(id="SpacesEcho-v0", settings=settings, num_envs=1, bounds=bounds)
+    return HostedEnv(lambda: Echo(**settings), num_envs=1, bounds=bounds)
 
 
 def play(observation_space, action_space, generic=True):
