@@ -244,7 +244,6 @@ class ObservationEntry:
         if self.kind in ("one_hot", "token", "integer"):
             array = self._to_whole(array, label)
         raw = self.accepted(array, (rows,), label)
-        # The first fault is reported.
         for wrong, condition in self._faults(raw):
             raise SpaceError(label, condition, first_wrong(raw, wrong))
         if bounded and self.bounds is not None:
