@@ -100,10 +100,13 @@ class Gym(HostedEnv):
         self._awaits_success_key = True
         self._num_ended = 0
         self._registration = self._find()
+        # Registered wrappers may need the wrapper of the limit, whose truncation is replaced here.
+        has_wrappers = bool(self._registration.additional_wrappers)
+        is_limited = time_limit is None or (time_limit == "registered" and has_wrappers)
         registered_limit = self._registration.max_episode_steps
         limit = registered_limit if time_limit == "registered" else time_limit
         super().__init__(
-            self._maker(limited=time_limit is None),
+            self._maker(limited=is_limited),
             num_envs=num_envs,
             time_limit=limit,
             success=success,

@@ -5,6 +5,7 @@ are registered with Gymnasium are registered in the worker process as well.
 """
 
 import copy
+import os
 import pickle
 import sys
 import warnings
@@ -13,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import gymnasium
+from gymnasium.envs import registration
 from yamame.system.messages import one_line
 
 _PROTOCOL = 5
@@ -27,11 +29,8 @@ def pack(value: Any) -> tuple[bytes, bool]:
     Raises:
         Exception: The value cannot be pickled. Objects raise almost anything.
     """
-    # Gymnasium and TorchRL need this package. Workers only import it to load values that need it.
-    import cloudpickle
-
     try:
-        return cloudpickle.dumps(value, _PROTOCOL), False
+        return _pack_by_value(value), False
     except Exception:
         # What the main script refers to, such as a lock, may prevent that its classes are pickled.
         packed = pickle.dumps(value, _PROTOCOL)
@@ -39,6 +38,14 @@ def pack(value: Any) -> tuple[bytes, bool]:
         if needs_main and not _has_main_script():
             raise
         return packed, needs_main
+
+
+def _pack_by_value(value: Any) -> bytes:
+    # Gymnasium and TorchRL need this package. Workers only import it to load values that need it.
+    import cloudpickle
+
+    packed: bytes = cloudpickle.dumps(value, _PROTOCOL)
+    return packed
 
 
 def packing_error(value: Any) -> str | None:
@@ -52,8 +59,8 @@ def packing_error(value: Any) -> str | None:
 
 def _has_main_script() -> bool:
     """Return whether the main module can be imported, which that of a notebook cannot."""
-    main = sys.modules["__main__"]
-    return getattr(main, "__file__", None) is not None
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return file is not None and os.path.isfile(file)
 
 
 class _Creator:
@@ -90,13 +97,19 @@ def _pack_entry_point(entry_point: Any) -> bytes:
 
     module = sys.modules.get(getattr(entry_point, "__module__", ""))
     if module is None or module.__name__ == "__main__" or _is_found(module.__name__):
-        return pack(entry_point)[0]
+        return _pack_by_value(entry_point)
     # Of a module that was made, not imported.
     cloudpickle.register_pickle_by_value(module)
     try:
-        return pack(entry_point)[0]
+        return _pack_by_value(entry_point)
     finally:
         cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_importable(entry_point: str) -> bool:
+    """Return whether a process without the main script can load ``module:name``."""
+    module = entry_point.partition(":")[0]
+    return module != "__main__" and _is_found(module)
 
 
 def _is_found(module: str) -> bool:
@@ -117,12 +130,19 @@ def pack_registration(spec: Any) -> bytes:
         Exception: It cannot be pickled.
     """
     shipped = copy.copy(spec)
-    if callable(spec.entry_point):
-        shipped.entry_point = _Creator(spec.entry_point)
+    entry_point = spec.entry_point
+    if isinstance(entry_point, str) and not _is_importable(entry_point):
+        entry_point = registration.load_env_creator(entry_point)
+    if callable(entry_point):
+        shipped.entry_point = _Creator(entry_point)
+    for wrapper in spec.additional_wrappers:
+        # Gymnasium loads wrappers by their names alone.
+        if not _is_importable(wrapper.entry_point):
+            raise pickle.PicklingError(f"no module holds its wrapper {wrapper.entry_point}")
     if callable(spec.vector_entry_point):
         # Single environments are made.
         shipped.vector_entry_point = None
-    return pack(shipped)[0]
+    return _pack_by_value(shipped)
 
 
 def registration_error(spec: Any) -> str | None:
