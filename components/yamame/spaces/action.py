@@ -66,9 +66,16 @@ class Part:
         return self.high - self.low + 1
 
     def values(self, columns: Array) -> list[Any]:
-        """Convert ``columns`` ``[R, n]`` to values, as new arrays."""
+        """Convert ``columns`` ``[R, n]`` to values, as new arrays.
+
+        Single numbers are what Gymnasium samples: arrays without dimensions of real numbers, NumPy
+        scalars of whole ones.
+        """
         values = columns if self.is_box else columns + self.low
-        return list(values.astype(self.dtype).reshape(len(columns), *self.shape))
+        values = values.astype(self.dtype).reshape(len(columns), *self.shape)
+        if self.is_box and not self.shape:
+            return [np.array(value) for value in values]
+        return list(values)
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Return whether a value may have this shape.
@@ -225,7 +232,7 @@ class ActionEntry:
     def values(self, batch: Array) -> list[Any]:
         """Convert a batch to values of the space, one per row.
 
-        Single numbers are NumPy scalars of the dtype of the space, as its ``sample`` draws them.
+        They have the dtype of the space, as those that its ``sample`` draws.
         """
         if self.kind == "discrete":
             return self.parts[0].values(batch[:, None])
@@ -359,6 +366,11 @@ class ActionEntry:
         for name in given:
             if str(name) not in names and name not in first_names:
                 raise SpaceError(label, f"have the entries {names}", f"{str(name)!r} as well")
+        is_ambiguous = len(set(names)) < len(names) or any(
+            "/" in name and name.partition("/")[0] in names for name in names
+        )
+        if is_ambiguous and not set(items).issubset(given):
+            raise SpaceError(label, f"have the keys of the space, {list(items)}", list(given))
         found: dict[int, tuple[Array, str]] = {}
         for name, inner in items.items():
             found |= self._parts_of(inner, child(values, name), f"{label} {name!r}")
