@@ -13,7 +13,14 @@ from space_matrix import UNWRITABLE, actions, observations, pairs
 from yamame.data import hdf5, minari, npz
 
 PAIRS = pairs()
-SMALL = ("encoder.hidden_size=8", "encoder.out_features=8", "agent.critic.hidden_size=8")
+SMALL = (
+    "debug=tiny",
+    "logger=none",
+    "encoder=gru",
+    "encoder.hidden_size=8",
+    "encoder.out_features=8",
+    "agent.critic.hidden_size=8",
+)
 SMALL += ("timestep_encoder.hidden_size=8", "agent.actor.hidden_size=8")
 
 
@@ -39,14 +46,7 @@ def test_a_pair_trains_and_its_saved_agent_acts_in_the_numbers_of_the_environmen
 ):
     monkeypatch.chdir(tmp_path)
     with contextlib.redirect_stdout(io.StringIO()):
-        run = yamame.train(
-            "env=gym",
-            f"env.id={register(name)}",
-            "debug=tiny",
-            "logger=none",
-            "encoder=gru",
-            *SMALL,
-        )
+        run = yamame.train("env=gym", f"env.id={register(name)}", *SMALL)
     assert run.progress.updates == 2
     agent = yamame.load(run.path)
     env = gymnasium.make(register(name), disable_env_checker=True)

@@ -291,7 +291,9 @@ BOUNDED = {
 
 
 @pytest.mark.parametrize(("space", "good", "bad", "text"), BOUNDED.values(), ids=BOUNDED)
-def test_an_observation_out_of_the_bounds_of_its_space_is_a_failure_if_asked(space, good, bad, text):
+def test_an_observation_out_of_the_bounds_of_its_space_is_a_failure_if_asked(
+    space, good, bad, text
+):
     def env_that_shows(last, workers):
         class Shown(Echo):
             def _look(self):

@@ -1,4 +1,4 @@
-"""Generated pairs of an observation and an action space: dtypes, ranks, starts, structures, keys."""
+"""Pairs of an observation and an action space: dtypes, ranks, starts, structures and keys."""
 
 from itertools import product
 
@@ -76,7 +76,7 @@ def observations():
     """All observation spaces by name."""
     parts = (spaces.Discrete(4, start=2), spaces.MultiDiscrete([2, 3], start=[-1, 4]), BOX)
     made = boxes(bounded=False) | choices() | structures(parts)
-    made["dict_of_awkward_keys"] = spaces.Dict({key: BOX for key in KEYS})
+    made["dict_of_awkward_keys"] = spaces.Dict(dict.fromkeys(KEYS, BOX))
     return made
 
 
