@@ -161,7 +161,7 @@ class ObservationEntry:
 
         Returns:
             The array; an error message for each row with a wrong value; and, if ``outside`` is
-            ``warn``, a message for each row with a value outside of the bounds.
+            ``warn``, a message for each other row with a value outside of the bounds.
         """
         faults: dict[int, str] = {}
         for wrong, condition in self._faults(raw):
@@ -173,12 +173,15 @@ class ObservationEntry:
         is_outside = self._is_outside(raw)
         if is_outside.any():
             remarks = self._messages(raw, is_outside, self._in_bounds)
+            # Infinite numbers are out of bounds as well.
+            for row in faults:
+                remarks.pop(row, None)
         if self.outside == "clip":
             np.clip(raw, *self.bounds, out=raw)
             remarks = {}
         if self.outside == "raise":
             for row, message in remarks.items():
-                faults.setdefault(row, f"{message}; {BOUNDS_REMEDY}")
+                faults[row] = f"{message}; {BOUNDS_REMEDY}"
             remarks = {}
         return self._stored(raw), faults, remarks
 

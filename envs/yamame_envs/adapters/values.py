@@ -24,15 +24,15 @@ def read_reward(value: Any) -> float:
     (0.5, 1.0)
     """
     number = value if isinstance(value, float) else _single(value)
-    # Texts of numbers have no such method.
-    if not hasattr(number, "__float__"):
+    # Texts of numbers have no such method; masked arrays and those of several numbers have it.
+    if not hasattr(number, "__float__") or isinstance(number, np.ndarray):
         raise SpaceError("reward", "be one real number", _brief(value))
     try:
         reward = float(number)
     except OverflowError:
         reward = math.inf
     except (TypeError, ValueError, RuntimeError) as error:
-        # Arrays of several numbers have the method, but raise.
+        # As tensors of several numbers.
         raise SpaceError("reward", "be one real number", _brief(value)) from error
     # NaN does not compare, so it counts as not finite.
     if not abs(reward) <= _MAX_REWARD:
