@@ -30,7 +30,7 @@ from yamame.spaces.arrays import (
     text_of,
     whole,
 )
-from yamame.spaces.plain import decode_key, decode_outside, encode_key
+from yamame.spaces.plain import decode_outside, decode_tree, encode_tree
 
 Kind = Literal["discrete", "multi_discrete", "multi_binary", "box"]
 
@@ -401,7 +401,7 @@ class ActionEntry:
             numbers["low"] = part.low.tolist()
             numbers["high"] = part.high.tolist()
             parts.append(numbers)
-        tree = _encoded(self.tree)
+        tree = encode_tree(self.tree)
         data = {"kind": self.kind, "parts": parts, "tree": tree, "box_dtype": self.box_dtype}
         if self.outside != "raise":
             data["outside"] = self.outside
@@ -430,7 +430,7 @@ class ActionEntry:
             parts.append(Part(shape, dtype, low, high))
 
         kind = data["kind"]
-        tree = _decoded(data["tree"])
+        tree = decode_tree(data["tree"])
         is_tree_of_parts = sorted(_numbers(tree)) == list(range(len(parts)))
         if kind not in get_args(Kind) or not parts or not is_tree_of_parts:
             raise ValueError(
@@ -468,29 +468,6 @@ def _assemble(tree: Any, values: tuple[Any, ...]) -> Any:
     for name, inner in tree.items():
         assembled[name] = _assemble(inner, values)
     return assembled
-
-
-def _encoded(tree: Any) -> Any:
-    """Convert a tree for JSON: a dict becomes pairs, because its keys may be numbers."""
-    if isinstance(tree, int):
-        return tree
-    if isinstance(tree, tuple):
-        return {"tuple": [_encoded(inner) for inner in tree]}
-    pairs = []
-    for name, inner in tree.items():
-        pairs.append([encode_key(name), _encoded(inner)])
-    return {"dict": pairs}
-
-
-def _decoded(data: Any) -> Any:
-    if not isinstance(data, Mapping):
-        return int(data)
-    if "tuple" in data:
-        return tuple(_decoded(inner) for inner in data["tuple"])
-    tree = {}
-    for name, inner in data["dict"]:
-        tree[decode_key(name)] = _decoded(inner)
-    return tree
 
 
 def _numbers(tree: Any) -> list[int]:

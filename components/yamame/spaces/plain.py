@@ -31,6 +31,30 @@ def decode_key(data: Any) -> Key:
     return data
 
 
+def encode_tree(tree: Any) -> Any:
+    """Convert a tree for JSON: a dict becomes pairs, because its keys may be numbers."""
+    if isinstance(tree, int):
+        return tree
+    if isinstance(tree, tuple):
+        return {"tuple": [encode_tree(inner) for inner in tree]}
+    pairs = []
+    for name, inner in tree.items():
+        pairs.append([encode_key(name), encode_tree(inner)])
+    return {"dict": pairs}
+
+
+def decode_tree(data: Any) -> Any:
+    """Return the tree that `encode_tree` converted."""
+    if not isinstance(data, Mapping):
+        return int(data)
+    if "tuple" in data:
+        return tuple(decode_tree(inner) for inner in data["tuple"])
+    tree = {}
+    for name, inner in data["dict"]:
+        tree[decode_key(name)] = decode_tree(inner)
+    return tree
+
+
 def decode_outside(data: Mapping[str, Any]) -> Outside:
     """Return the handling of numbers out of bounds; that of earlier versions is ``raise``.
 

@@ -21,7 +21,13 @@ from yamame.spaces import Spaces
 from yamame.spaces.arrays import SpaceError
 
 from yamame_envs.adapters.spaces import Array
-from yamame_envs.adapters.values import read_flag, read_info, read_reward, split_reset
+from yamame_envs.adapters.values import (
+    read_flag,
+    read_info,
+    read_reward,
+    split_reset,
+    success_key_of,
+)
 
 Make = Callable[[], gymnasium.Env[Any, Any]]
 
@@ -88,9 +94,12 @@ class EnvSpaces(Spaces):
 
     Attributes:
         success_key: Key of the success in the info of a step; None if there is none.
+        seeks_success: Whether a key of success in the info of a last step is to be reported,
+            because none was in that of a first step.
     """
 
     success_key: str | None
+    seeks_success: bool = False
 
 
 @dataclass(slots=True)
@@ -105,6 +114,7 @@ class Outcome:
         success: ``[R]`` bool.
         failures: Failures by position among the R envs.
         has_success_key: True if the info of any step had the key of success.
+        late_key: Key of success in the info of a last step, if the spaces seek one.
         remarks: First value of each observation entry outside of its bounds, if these are to be
             reported, by the number of the entry: position and message.
     """
@@ -116,6 +126,7 @@ class Outcome:
     success: Array
     failures: dict[int, Failure]
     has_success_key: bool = False
+    late_key: str | None = None
     remarks: dict[int, tuple[int, str]] = field(default_factory=dict)
 
     @classmethod
@@ -160,6 +171,7 @@ class Outcome:
             success=np.concatenate([part.success for part in parts]),
             failures=failures,
             has_success_key=any(part.has_success_key for part in parts),
+            late_key=next((part.late_key for part in parts if part.late_key is not None), None),
             remarks=remarks,
         )
 
@@ -223,6 +235,8 @@ class InProcessEnvs:
         success = [False] * count
         success_key = self._spaces.success_key
         has_success_key = False
+        seeks_success = self._spaces.seeks_success
+        late_key: str | None = None
         values = self._spaces.action.values(actions)
         for position, env_id in enumerate(env_ids):
             try:
@@ -240,6 +254,8 @@ class InProcessEnvs:
                         success[position] = read_flag(
                             flag, self._success_name, remedy=_SUCCESS_REMEDY
                         )
+                elif seeks_success and (terminated[position] or truncated[position]):
+                    late_key = success_key_of(info) or late_key
             except SpaceError as error:
                 failures[position] = Failure(str(error))
             except ENV_ERRORS as error:
@@ -253,6 +269,7 @@ class InProcessEnvs:
             success=np.array(success, np.bool_),
             failures=failures,
             has_success_key=has_success_key,
+            late_key=late_key,
         )
         self._finish(env_ids, arrays, outcome)
         return outcome

@@ -1,6 +1,5 @@
 """Observation and action spaces of an environment, read from an instance."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -13,9 +12,7 @@ from yamame.system.messages import OutsideError
 from yamame_envs.adapters.actions import read_actions
 from yamame_envs.adapters.in_process import ENV_ERRORS, EnvSpaces, Failure, Make, is_own
 from yamame_envs.adapters.spaces import empty_parts, read_observation
-
-SUCCESS_KEYS = ("success", "is_success")
-"""Keys that environments use for success in the info of a step."""
+from yamame_envs.adapters.values import success_key_of
 
 
 def read_spaces(
@@ -28,7 +25,7 @@ def read_spaces(
         owner: Name of the environment in messages.
         generic: As for `read_observation`.
         success: Key of success in the info of a step. None: there is none. ``auto``: the first of
-            `SUCCESS_KEYS` in the info of a first step.
+            `yamame_envs.adapters.values.SUCCESS_KEYS` in the info of a first step.
         outside: Handling of numbers out of bounds, see `yamame.spaces.ObservationEntry`.
 
     Raises:
@@ -64,7 +61,8 @@ def read_spaces(
             names.add(name)
     condition = f"not have entries {sorted(RESERVED)}, and trial_start only as MultiBinary(1)"
     require(owner, "observation_space", sorted(names), not names, condition)
-    return EnvSpaces(entries, actions, success_key, empty=empty)
+    seeks_success = success == "auto" and success_key is None
+    return EnvSpaces(entries, actions, success_key, seeks_success, empty=empty)
 
 
 def _find_success(env: "gymnasium.Env[Any, Any]") -> str | None:
@@ -81,12 +79,7 @@ def _find_success(env: "gymnasium.Env[Any, Any]") -> str | None:
         if not is_own(error):
             raise
         return None
-    if not isinstance(info, Mapping):
-        return None
-    for key in SUCCESS_KEYS:
-        if key in info:
-            return key
-    return None
+    return success_key_of(info)
 
 
 def _is_flag(entry: ObservationEntry) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from yamame.spaces.arrays import SpaceError
 
+SUCCESS_KEYS = ("success", "is_success")
+"""Keys that environments use for success in the info of a step."""
 _MAX_REWARD = float(np.finfo(np.float32).max)
 
 
@@ -77,6 +79,15 @@ def read_info(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise SpaceError("info", "be a dictionary", _brief(value))
     return value
+
+
+def success_key_of(info: Any) -> str | None:
+    """Return the first of `SUCCESS_KEYS` in an info; None if there is none."""
+    if isinstance(info, Mapping):
+        for key in SUCCESS_KEYS:
+            if key in info:
+                return key
+    return None
 
 
 def split_reset(result: Any) -> tuple[Any, Any]:
