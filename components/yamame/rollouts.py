@@ -18,6 +18,12 @@ TRANSITION_KEYS = ("reward", "terminated", "truncated", "success")
 TRAJ_IDS = ("collector", "traj_ids")
 """Numbers of trajectories, which TorchRL's collectors write."""
 
+INIT_REMEDY = (
+    "append torchrl.envs.InitTracker() to the environment, or collect with "
+    "Collector(auto_register_policy_transforms=True)"
+)
+"""Ways to have TorchRL write ``is_init``."""
+
 
 def is_rollout(batch: TensorDictBase) -> bool:
     """Return whether a batch holds the observation after each step, under ``"next"``.
