@@ -15,6 +15,7 @@ from tensordict.utils import NestedKey, expand_as_right, unravel_key
 from torch import Tensor
 
 from yamame.checks import require
+from yamame.execution.capturing import NUM_SEGMENTS
 from yamame.replay.gather import gather_timesteps
 from yamame.replay.pieces import ENDS, Pieces, rollout_pieces
 from yamame.rollouts import TRANSITION_KEYS, arrival_keys
@@ -97,7 +98,9 @@ def pack_pieces(rollout: TensorDictBase, pieces: Pieces) -> TensorDict:
     is_step = torch.cat([pieces.real, column.bool()], 1)
     step = torch.arange(source.shape[1], device=source.device)
 
-    root = rollout.exclude("next", "done", "collector", "mask", *TRANSITION_KEYS)
+    # The number of segments counts those of other rows.
+    left_out = ("next", "done", "collector", "mask", NUM_SEGMENTS)
+    root = rollout.exclude(*left_out, *TRANSITION_KEYS)
     root_keys = list(root.keys(True, True))
     following = rollout.get("next").exclude("done")
     packed = gather_timesteps(root, source, is_step)
