@@ -30,7 +30,8 @@ from yaml import YAMLError
 
 from yamame.checks import UsageError
 from yamame.cli.command_line import CommandLine, keys_of
-from yamame.cli.explain import check_choices, explain, explain_outside, lines_of
+from yamame.cli.explain import check_choices, explain
+from yamame.cli.failures import ends_recipe, report
 from yamame.cli.front import VERSION_BASE, fail, read_line
 from yamame.cli.jobs import (
     SWEEP_VARIABLE,
@@ -51,8 +52,9 @@ from yamame.cli.threads import share_threads
 from yamame.cli.validation import hints_of, is_section, parameters_of
 from yamame.distributed import launched
 from yamame.system.installed import conf_dir
-from yamame.system.messages import OutsideError, print_stderr
+from yamame.system.messages import print_stderr, print_stdout
 from yamame.system.signals import handling
+from yamame.system.user_code import blame
 from yamame.tracking.costs import process_is_run
 from yamame.tracking.mlflow_store import check_store
 from yamame.tracking.sweep import close_sweep
@@ -75,9 +77,10 @@ def main(
 
     A mistake of the user (`UsageError`, or an error of Hydra) is printed in one line, several wrong
     settings in one line each, and the exit status is 2, before anything is written or a job of a
-    sweep begins. A failure of the outside world (``OSError``, `OutsideError`) is printed in one
-    line with exit status 1. Ctrl-C prints no traceback; other errors do. A job of a sweep that
-    fails leaves the others alone: a table lists all outcomes, and the exit status is 1.
+    sweep begins. A failure of the outside world (``OSError``, `OutsideError`) and an error of user
+    code are printed in one line with exit status 1 (`yamame.cli.failures`). Ctrl-C prints no
+    traceback; a defect of Yamame does. A job of a sweep that fails leaves the others alone: a table
+    lists all outcomes, and the exit status is 1.
 
     Args:
         task: The recipe. It is called with typed settings if its first parameter is annotated with
@@ -113,12 +116,12 @@ def main(
             run(checked)()
     except (UsageError, HydraException, OmegaConfBaseException, YAMLError) as error:
         fail(config_name, *explain(error, line))
-    except (OSError, OutsideError) as error:
-        fail(config_name, explain_outside(error), status=_OUTSIDE_STATUS)
     except KeyboardInterrupt:
         fail(config_name, "interrupted", status=_INTERRUPTED)
-    except Exception as error:  # of a launcher; all others are raised again
-        fail(config_name, explain_lost(error), status=_OUTSIDE_STATUS)
+    except Exception as error:  # of a launcher, or of a module that the check imports
+        lost = explain_lost(error)
+        lines = report(error) if lost is None else [lost]
+        fail(config_name, *lines, status=_OUTSIDE_STATUS)
     finally:
         close_sweep(sys.exception(), jobs)
 
@@ -135,7 +138,7 @@ def _checked(
 
     @functools.wraps(task)  # Hydra finds the recipe's file by it
     def checked(cfg: DictConfig) -> Any:
-        with _reporting(name) as result:
+        with _reporting(name, cfg) as result:
             settings = check(cfg, model, overridden=keys_of(overrides()))
             make_ready(cfg, needs_store=needs_store)
             # A recipe that can be resumed is one run; a job shares its process with others.
@@ -191,33 +194,39 @@ def make_ready(cfg: DictConfig, *, needs_store: bool = True) -> None:
 
 
 @contextmanager
-def _reporting(command: str) -> Iterator[JobResult]:
+def _reporting(command: str, cfg: DictConfig) -> Iterator[JobResult]:
     """Within the block a recipe runs; its errors are printed in one line.
 
     This is called inside of Hydra, which would print its own line about an exception.
     """
     result = JobResult()
     is_in_sweep = is_job() and SWEEP_VARIABLE in os.environ
-    with recorded_job(result, command) if is_in_sweep else _one_line(command):
+    with recorded_job(result, command, cfg) if is_in_sweep else _one_line(command, cfg):
         try:
             yield result
         except AlreadyDone as done:
             # The outcome counts as that of this command, so that a sweep can be repeated.
             print_stderr(done)
-            print(done.run.path / "summary.json")
+            print_stdout(done.run.path / "summary.json")
             result.outcome = "done"
             result.value = done.run.objective
 
 
 @contextmanager
-def _one_line(command: str) -> Iterator[None]:
-    """Print errors that need no traceback, and end the process."""
+def _one_line(command: str, cfg: DictConfig) -> Iterator[None]:
+    """Print errors, and end the process."""
     try:
         yield
     except UsageError as error:
-        fail(command, *lines_of(error))
-    except (OSError, OutsideError) as error:
-        fail(command, explain_outside(error), status=_OUTSIDE_STATUS)
+        fail(command, *report(error))
+    except (Exception, SystemExit) as error:
+        if not ends_recipe(error):
+            raise
+        # A recipe may compose configurations of other recipes.
+        is_of_hydra = isinstance(error, HydraException | OmegaConfBaseException | YAMLError)
+        if is_of_hydra and blame(error) is None:
+            raise
+        fail(command, *report(error, cfg), status=_OUTSIDE_STATUS)
 
 
 def _jobs_at_once() -> int:
