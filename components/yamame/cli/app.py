@@ -31,8 +31,8 @@ from yaml import YAMLError
 from yamame.checks import UsageError
 from yamame.cli.command_line import CommandLine, keys_of
 from yamame.cli.explain import check_choices, explain
-from yamame.cli.failures import ends_recipe, report
-from yamame.cli.front import VERSION_BASE, fail, read_line
+from yamame.cli.failures import is_of_launcher, is_reported, report
+from yamame.cli.front import USAGE_STATUS, VERSION_BASE, fail, read_line
 from yamame.cli.jobs import (
     SWEEP_VARIABLE,
     AlreadyDone,
@@ -54,7 +54,6 @@ from yamame.distributed import launched
 from yamame.system.installed import conf_dir
 from yamame.system.messages import print_stderr, print_stdout
 from yamame.system.signals import handling
-from yamame.system.user_code import blame
 from yamame.tracking.costs import process_is_run
 from yamame.tracking.mlflow_store import check_store
 from yamame.tracking.sweep import close_sweep
@@ -79,8 +78,8 @@ def main(
     settings in one line each, and the exit status is 2, before anything is written or a job of a
     sweep begins. A failure of the outside world (``OSError``, `OutsideError`) and an error of user
     code are printed in one line with exit status 1 (`yamame.cli.failures`). Ctrl-C prints no
-    traceback; a defect of Yamame does. A job of a sweep that fails leaves the others alone: a table
-    lists all outcomes, and the exit status is 1.
+    traceback; other errors do. A job of a sweep that fails leaves the others alone: a table lists
+    all outcomes, and the exit status is 1.
 
     Args:
         task: The recipe. It is called with typed settings if its first parameter is annotated with
@@ -118,12 +117,23 @@ def main(
         fail(config_name, *explain(error, line))
     except KeyboardInterrupt:
         fail(config_name, "interrupted", status=_INTERRUPTED)
-    except Exception as error:  # of a launcher, or of a module that the check imports
-        lost = explain_lost(error)
-        lines = report(error) if lost is None else [lost]
+    except Exception as error:
+        lines = _lines_about(error)
+        if not lines:
+            raise
         fail(config_name, *lines, status=_OUTSIDE_STATUS)
     finally:
         close_sweep(sys.exception(), jobs)
+
+
+def _lines_about(error: Exception) -> list[str]:
+    """Return lines about an error of a launcher, or of a module that a check has imported; none
+    about other errors.
+    """
+    lost = explain_lost(error)
+    if lost is not None:
+        return [lost]
+    return report(error) if is_reported(error) or is_of_launcher(error) else []
 
 
 def _checked(
@@ -214,19 +224,14 @@ def _reporting(command: str, cfg: DictConfig) -> Iterator[JobResult]:
 
 @contextmanager
 def _one_line(command: str, cfg: DictConfig) -> Iterator[None]:
-    """Print errors, and end the process."""
+    """Print errors that need no traceback, and end the process."""
     try:
         yield
-    except UsageError as error:
-        fail(command, *report(error))
     except (Exception, SystemExit) as error:
-        if not ends_recipe(error):
+        if not is_reported(error):
             raise
-        # A recipe may compose configurations of other recipes.
-        is_of_hydra = isinstance(error, HydraException | OmegaConfBaseException | YAMLError)
-        if is_of_hydra and blame(error) is None:
-            raise
-        fail(command, *report(error, cfg), status=_OUTSIDE_STATUS)
+        status = USAGE_STATUS if isinstance(error, UsageError) else _OUTSIDE_STATUS
+        fail(command, *report(error, cfg), status=status)
 
 
 def _jobs_at_once() -> int:

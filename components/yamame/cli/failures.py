@@ -15,27 +15,30 @@ from yamame.system.user_code import (
     UserCodeError,
     blame,
     formatted,
-    is_called_by_yamame,
+    innermost_module,
     is_failure,
+    is_of_part,
     is_raised_by_user_code,
     wants_traceback,
 )
 
+_OF_LAUNCHERS = ("hydra", "hydra_plugins", "joblib", "optuna", "submitit")
 
-def ends_recipe(error: BaseException) -> bool:
-    """Return whether an exception is to be reported as the failure of a recipe.
 
-    False for requests to end the process, such as ``sys.exit`` in a custom recipe. In a part of a
-    run it is a failure.
+def is_reported(error: BaseException) -> bool:
+    """Return whether an exception is reported in a line.
+
+    Others are left to Python, which prints a traceback: defects of Yamame, errors in the code of a
+    custom recipe itself, and requests to end the process.
     """
-    if isinstance(error, SystemExit):
-        is_of_part = is_raised_by_user_code(error) and is_called_by_yamame(error)
-        return is_failure(error) and is_of_part
-    return isinstance(error, Exception)
+    # A guard ends a run by a FloatingPointError.
+    if isinstance(error, UsageError | OutsideError | OSError | FloatingPointError):
+        return True
+    return is_failure(error) and is_of_part(error)
 
 
 def report(error: BaseException, config: Any = None) -> list[str]:
-    """Return the lines about an error, and print its traceback if it is needed or asked for.
+    """Return the lines about an error that is reported, and print its traceback if it is wanted.
 
     Args:
         error: The error.
@@ -44,37 +47,31 @@ def report(error: BaseException, config: Any = None) -> list[str]:
     Returns:
         One line; for several wrong settings one each.
     """
-    if isinstance(error, UsageError):
-        return lines_of(error)
-    lines = [_explain(error, config)]
-    if wants_traceback() or _is_defect(error):
+    if wants_traceback():
         print_stderr(formatted(error).rstrip())
-    return lines
+    return lines_of(error) if isinstance(error, UsageError) else [_explain(error, config)]
+
+
+def is_of_launcher(error: Exception) -> bool:
+    """Return whether Hydra, or one of its launchers and sweepers, raised an error itself."""
+    return blame(error) is None and innermost_module(error) in _OF_LAUNCHERS
 
 
 def _explain(error: BaseException, config: Any) -> str:
     """Return one line about an error that is no mistake in the configuration."""
-    found = blame(error)
-    is_of_user = found is not None
+    found = blame(error) if is_of_part(error) else None
     if isinstance(error, OutsideError):
         text = explain_outside(error)
-        is_of_user = isinstance(error, UserCodeError)
-    elif isinstance(error, OSError) and not is_raised_by_user_code(error):
+    elif isinstance(error, OSError) and not (found and is_raised_by_user_code(error)):
         text = explain_outside(error)
-        is_of_user = False
+        found = None
     else:
         what = described(error) if found is None else UserCodeError.of(_part(found, config), error)
         text = "; ".join([str(what), *notes_of(error)])
     has_file = getattr(error, "traceback_file", None) is not None
+    is_of_user = found is not None or isinstance(error, UserCodeError)
     needs_hint = is_of_user and not has_file and not wants_traceback()
     return f"{text}; {HINT}" if needs_hint else text
-
-
-def _is_defect(error: BaseException) -> bool:
-    """Return whether no code of a user and nothing outside of Yamame has caused an error."""
-    # A guard ends a run by a FloatingPointError.
-    is_known = isinstance(error, OSError | OutsideError | FloatingPointError)
-    return not is_known and blame(error) is None
 
 
 def _part(found: Blame, config: Any) -> str:

@@ -26,14 +26,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from yamame.checks import UsageError
 from yamame.cli.command_line import CommandLine, jobs_of, keys_of
-from yamame.cli.failures import ends_recipe, report
+from yamame.cli.failures import is_reported, report
 from yamame.cli.names import run_name
 from yamame.cli.nodes import check
 from yamame.cli.sections import Config
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of
 from yamame.system.installed import recipe_command
-from yamame.system.messages import one_line, print_stderr, print_stdout, printable
+from yamame.system.messages import first_line, one_line, print_stderr, print_stdout, printable
+from yamame.system.user_code import formatted
 from yamame.tracking.tracker import EXPERIMENT, TRACKING_URI
 
 SWEEP_VARIABLE = "YAMAME_SWEEP"
@@ -235,11 +236,16 @@ def recorded_job(result: JobResult, command: str, cfg: DictConfig) -> Iterator[N
             # JSON has neither NaN nor infinity.
             record["objective"] = result.value if math.isfinite(result.value) else None
     except (Exception, SystemExit) as error:
-        if not ends_recipe(error):
+        is_line = is_reported(error)
+        if not (is_line or isinstance(error, Exception)):
             raise
         record["outcome"] = "failed"
-        record["result"] = printable(" ".join(" ".join(report(error, cfg)).split()))
-        print_stderr(f"{command}: job {HydraConfig.get().job.num}: {record['result']}")
+        if is_line:
+            record["result"] = printable(" ".join(" ".join(report(error, cfg)).split()))
+            print_stderr(f"{command}: job {HydraConfig.get().job.num}: {record['result']}")
+        else:
+            record["result"] = printable(f"{type(error).__name__}: {first_line(error)}")
+            print_stderr(formatted(error).rstrip())
     # A launcher that has lost another job removes the folder before this one has ended.
     if file.parent.is_dir():
         if record["outcome"] == "ran" and json.loads(file.read_text()).get("resumed"):

@@ -26,6 +26,7 @@ TRACEBACK_VARIABLE = "YAMAME_TRACEBACK"
 HINT = f"{TRACEBACK_VARIABLE}=1 prints the traceback"
 
 _OURS = ("yamame", "yamame_envs")
+_DOOR = "yamame.cli.app"
 _LIBRARIES = frozenset(
     (
         *_OURS,
@@ -104,20 +105,29 @@ def is_raised_by_user_code(error: BaseException) -> bool:
     return False
 
 
-def is_called_by_yamame(error: BaseException) -> bool:
+def is_of_part(error: BaseException) -> bool:
     """Return whether user code that raised an error was called by Yamame within a recipe.
 
-    False for an error in a custom recipe itself, which `yamame.cli.app.main` calls.
+    False for an error in a custom recipe, which is a program of its own.
     """
-    has_begun = False
+    found = blame(error)
+    if found is None:
+        return False
+    if found.error is not error:
+        return True  # a library has called the code
+    is_begun = False
     is_inside = False
     for frame, _ in _lines(error):
-        if _module_of(frame) not in _OURS:
-            has_begun |= _is_recipe(frame) or _is_user_code(frame)
-            if is_inside and _is_user_code(frame):
-                return True
-        elif has_begun:
+        if frame.f_globals.get("__name__") == _DOOR:
+            is_begun = is_inside = False  # Yamame only starts a recipe there
+        elif _is_recipe(frame):
             is_inside = True
+        elif _module_of(frame) in _OURS:
+            is_inside |= is_begun
+        elif _is_user_code(frame):
+            if is_inside:
+                return True
+            is_begun = True
     return False
 
 
@@ -174,6 +184,12 @@ def innermost_place(error: BaseException) -> tuple[str, int]:
         is_ours = _module_of(frame) in _OURS
         place = ("", 0) if is_ours else (frame.f_code.co_filename, line)
     return place
+
+
+def innermost_module(error: BaseException) -> str:
+    """Return the package of the function that raised an error; empty for one never raised."""
+    modules = [_module_of(frame) for frame, _ in _lines(error)]
+    return modules[-1] if modules else ""
 
 
 @contextmanager
