@@ -65,6 +65,9 @@ def check_choices(line: CommandLine) -> None:
             raise UsageError(f"{text}: must be key=value, as seed=1")
         if not group:
             raise UsageError(f"{text}: must be key=value, it has no key")
+        # Python's None is a text in YAML.
+        if "None" in value.split(",") and not any((root / group).is_dir() for root in line.roots):
+            raise UsageError(f"{text}: must be null where there is no value, as {group}=null")
         # Nothing else checks what Hydra builds for itself.
         if group.partition(".")[0] == "hydra" and "_target_" in text:
             raise UsageError(f"{group}: must name no target of Hydra's own, got {text}")

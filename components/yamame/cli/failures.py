@@ -82,7 +82,7 @@ def _part(found: Blame, config: Any) -> str:
         for key, node in targets(plain):
             names.setdefault(str(node["_target_"]), key)
     candidates = [found.function]
-    for frame in found.frames:
+    for frame in reversed(found.frames):  # the innermost part is the one that failed
         candidates += _names_of(type(frame.f_locals.get("self")))
     for name in candidates:
         if name in names:

@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from yamame.checks import UsageError
-from yamame.cli.command_line import CommandLine, jobs_of, keys_of
+from yamame.cli.command_line import CommandLine, check_launch, jobs_of, keys_of
 from yamame.cli.failures import is_reported, report
 from yamame.cli.names import run_name
 from yamame.cli.nodes import check
@@ -153,6 +153,7 @@ def check_sweep(
         for number, job in enumerate(jobs):
             cfg = line.composed(job, whole=True)
             hydra_config = cfg.hydra
+            check_launch(hydra_config)
             sweep_dir = Path(hydra_config.sweep.dir)
             # Names of runs need Hydra's section, models do not know it.
             with open_dict(cfg):

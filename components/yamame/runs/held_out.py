@@ -13,7 +13,7 @@ from yamame.evaluation.held_out import MemoryReset
 from yamame.evaluation.result import concatenate
 from yamame.runs.build import build_env
 from yamame.system import signals
-from yamame.system.messages import print_stderr
+from yamame.system.messages import OutsideError, print_stderr
 
 _VIDEO_EPISODES = 4
 
@@ -68,7 +68,7 @@ def render_held_out(cfg: AnyConfig, policy: InContextPolicy) -> NDArray | None:
                 greedy=evaluation.greedy,
                 seed=evaluation.seed,
             )
-        except NotImplementedError as error:
+        except (NotImplementedError, OutsideError) as error:
             print_stderr(f"no video: {error}")
             return None
 

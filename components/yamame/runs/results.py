@@ -24,7 +24,7 @@ from yamame.report.terminal import print_columns
 from yamame.runs.held_out import render_held_out
 from yamame.runs.state import RunState
 from yamame.system.installed import recipe_command
-from yamame.system.messages import print_stderr, print_stdout
+from yamame.system.messages import add_note, print_stderr, print_stdout
 from yamame.system.user_code import formatted, is_failure
 from yamame.tracking.summary import Status, build_summary, versions
 
@@ -82,19 +82,16 @@ def _save_model(run: RunState, folder: Path) -> None:
 
 
 def write_traceback(run: RunState, error: BaseException | None) -> None:
-    """Write the traceback of an error to ``error.txt``, and note that on the error.
+    """Write the traceback of an error to ``error.txt``, and add a note about that to the error.
 
     A mistake in the configuration has none, and neither has a request to end the process.
     """
     if error is None or isinstance(error, UsageError) or not is_failure(error):
         return
     path = run.path / "error.txt"
-    # The disk may be what failed, and an error of user code may take no notes.
-    with contextlib.suppress(Exception):
-        error.add_note("once that is fixed, resume=true continues the run")
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # the disk may be what failed
         path.write_text(formatted(error), encoding="utf-8", errors="backslashreplace")
-        error.add_note(f"the traceback is in {path}")
+        add_note(error, f"the traceback is in {path}")
         error.traceback_file = path  # type: ignore[attr-defined]
 
 

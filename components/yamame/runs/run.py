@@ -31,7 +31,7 @@ from yamame.runs.novelty import what_is_new
 from yamame.runs.state import RunState
 from yamame.system import signals
 from yamame.system.budget import Budget
-from yamame.system.messages import one_line, print_stderr
+from yamame.system.messages import add_note, one_line, print_stderr
 from yamame.system.user_code import blame, is_failure
 from yamame.tracking.costs import CostMeter
 from yamame.tracking.summary import run_status
@@ -457,6 +457,8 @@ class Run(RunState):
                 raise
         finally:
             if self.directory.begun and distributed.is_rank0():
+                if failure is not None:
+                    add_note(failure, "once that is fixed, resume=true continues the run")
                 results.write_traceback(self, failure)
                 # The disk may be full, which must not hide an earlier error.
                 hidden = () if failure is None else (Exception,)

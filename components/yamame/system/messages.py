@@ -87,19 +87,29 @@ def described(error: BaseException) -> str:
     return name if text == name else f"{name}: {text}"
 
 
+class Note(str):
+    """A note of Yamame about an error, unlike those of libraries."""
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to an error, unless the error takes none, as of a frozen dataclass."""
+    with contextlib.suppress(Exception):
+        error.add_note(Note(text))
+
+
 def notes_of(error: BaseException) -> list[str]:
-    """Return the notes that were added to an error, each in one line.
+    """Return the notes that Yamame has added to an error.
 
     >>> error = ValueError()
-    >>> error.add_note("it is in\n  runs/a")
+    >>> add_note(error, "it is in runs/a")
+    >>> error.add_note("failed while executing module 1")
     >>> notes_of(error)
     ['it is in runs/a']
     """
     notes = getattr(error, "__notes__", None)
-    if not isinstance(notes, list | tuple):  # any code may set the attribute
+    if not isinstance(notes, list):  # any code may set the attribute
         return []
-    texts = [note for note in notes if isinstance(note, str)]
-    return [printable(_shortened(" ".join(text.split()), _LONGEST)) for text in texts]
+    return [str(note) for note in notes if isinstance(note, Note)]
 
 
 def first_line(error: BaseException) -> str:

@@ -193,11 +193,11 @@ def innermost_module(error: BaseException) -> str:
 
 
 @contextmanager
-def user_code(what: str) -> Iterator[None]:
+def user_code(what: str = "") -> Iterator[None]:
     """Within the block, describe errors that user code raises; others pass as they are.
 
     Args:
-        what: Part that fails then, and when.
+        what: Part that fails then, and when; empty for the name of the function.
 
     Raises:
         UserCodeError: User code has raised an error.
@@ -207,9 +207,10 @@ def user_code(what: str) -> Iterator[None]:
     except (UsageError, OutsideError):
         raise  # such errors are one line
     except (Exception, SystemExit) as error:
-        if not is_failure(error) or blame(error) is None:
+        found = blame(error) if is_failure(error) else None
+        if found is None:
             raise
-        raise UserCodeError.of(what, error) from error
+        raise UserCodeError.of(what or found.function, error) from error
 
 
 def formatted(error: BaseException) -> str:
