@@ -71,11 +71,11 @@ class _Actor:
 class RayCollector:
     """Collects with Ray actors that keep acting while the learner learns.
 
-    Ray is started, or joined, at once, and the actors begin at the first `collect`. At most ``max_staleness`` steps are requested and not
-    yet collected, divided evenly. Every block is played with the weights that were the newest when
-    it was requested, so the weights of an actor that is half as fast as the others are twice as
-    old. Trajectories are those of `SyncCollector`. After a signal
-    (`yamame.system.signals`), `collect` returns the episodes so far.
+    Ray is started, or joined, at once, and the actors begin at the first `collect`. At most
+    ``max_staleness`` steps are requested and not yet collected, divided evenly. Every block is
+    played with the weights that were the newest when it was requested, so the weights of an actor
+    that is half as fast as the others are twice as old. Trajectories are those of `SyncCollector`.
+    After a signal (`yamame.system.signals`), `collect` returns the episodes so far.
 
     The death of an actor or of its machine costs its unfinished episodes, which
     `Episodes.num_aborted` counts, and the blocks that were requested from it. Another actor

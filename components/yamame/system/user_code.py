@@ -10,10 +10,9 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Self
 
 from yamame.checks import UsageError
@@ -192,9 +191,8 @@ def innermost_module(error: BaseException) -> str:
     return modules[-1] if modules else ""
 
 
-@contextmanager
-def user_code(what: str = "") -> Iterator[None]:
-    """Within the block, describe errors that user code raises; others pass as they are.
+class user_code:  # noqa: N801 (a function of a block, as contextlib.suppress)
+    """Context manager that describes errors of user code in its block; others pass as they are.
 
     Args:
         what: Part that fails then, and when; empty for the name of the function.
@@ -202,15 +200,28 @@ def user_code(what: str = "") -> Iterator[None]:
     Raises:
         UserCodeError: User code has raised an error.
     """
-    try:
-        yield
-    except (UsageError, OutsideError):
-        raise  # such errors are one line
-    except (Exception, SystemExit) as error:
-        found = blame(error) if is_failure(error) else None
-        if found is None:
-            raise
-        raise UserCodeError.of(what or found.function, error) from error
+
+    # No generator: `contextlib` would take the error raised from a StopIteration for one of its
+    # own, and sets the traceback of errors, which not all of them accept.
+
+    def __init__(self, what: str = "") -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Errors of Yamame are one line already.
+        if error is None or isinstance(error, UsageError | OutsideError) or not is_failure(error):
+            return
+        found = blame(error)
+        if found is not None:
+            raise UserCodeError.of(self._what or found.function, error) from error
 
 
 def formatted(error: BaseException) -> str:
