@@ -168,8 +168,14 @@ def print_stdout(text: object) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # Python flushes the standard output once more when it exits.
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, sys.stdout.fileno())
+        discard_stdout()
     except (OSError, ValueError):
         pass  # a ValueError for a stream that was closed
+
+
+def discard_stdout() -> None:
+    """Let all later output on the standard output vanish: it has no reader any more."""
+    # A stream without a file, as in a notebook, is left alone.
+    with contextlib.suppress(OSError, ValueError):
+        # Python flushes the standard output once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
