@@ -119,22 +119,21 @@ def main(
     except KeyboardInterrupt:
         fail(config_name, "interrupted", status=_INTERRUPTED)
     except Exception as error:
-        lines = _lines_about(error)
-        if not lines:
-            raise
-        fail(config_name, *lines, status=_OUTSIDE_STATUS)
+        fail(config_name, *_lines_about(error), status=_OUTSIDE_STATUS)
     finally:
         close_sweep(sys.exception(), jobs)
 
 
 def _lines_about(error: Exception) -> list[str]:
-    """Return lines about an error of a launcher, or of a module that a check has imported; none
-    about other errors.
+    """Return lines about an error of a launcher, or of a module that a check has imported; raise
+    any other error again.
     """
     lost = explain_lost(error)
     if lost is not None:
         return [lost]
-    return report(error) if is_reported(error) or is_of_launcher(error) else []
+    if not (is_reported(error) or is_of_launcher(error)):
+        raise error
+    return report(error)
 
 
 def _checked(
