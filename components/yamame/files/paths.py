@@ -12,6 +12,7 @@ would make it wait forever. All such paths are checked and opened here:
 The folder itself, and what is above it, were typed by the user and may be links.
 """
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -73,6 +74,19 @@ def open_regular(path: str | Path, flags: int = _READ_ONLY, mode: str = "rb") ->
         mode: Mode of ``os.fdopen`` that suits the flags.
 
     Raises:
+        FileNotFoundError, UnsafePathError: As for `open_descriptor`.
+    """
+    return os.fdopen(open_descriptor(path, flags), mode)
+
+
+def open_descriptor(path: str | Path, flags: int = _READ_ONLY) -> int:
+    """Open a regular file as `open_regular` does, and return its descriptor.
+
+    Args:
+        path: The file.
+        flags: Flags of ``os.open``.
+
+    Raises:
         FileNotFoundError: There is no such file.
         UnsafePathError: It is a link, a directory, a pipe, a socket or a device; it is to be
             written and has a second name (a hard link); it claims a size that is not on the disk.
@@ -85,10 +99,10 @@ def open_regular(path: str | Path, flags: int = _READ_ONLY, mode: str = "rb") ->
         status = os.fstat(descriptor)
         _require_regular(path, status)
         _check_content(path, status, flags)
-        return os.fdopen(descriptor, mode)
     except BaseException:
         os.close(descriptor)
         raise
+    return descriptor
 
 
 def _check_content(path: str | Path, status: os.stat_result, flags: int) -> None:
@@ -126,7 +140,8 @@ def create_file(path: str | Path) -> IO[bytes]:
     Raises:
         IsADirectoryError, PermissionError: A directory is in the way.
     """
-    Path(path).unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
     # Fails if another process has put something there since.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _CLOSED_ON_EXEC
     return os.fdopen(os.open(path, flags, 0o666), "wb")
