@@ -145,7 +145,7 @@ def load_weights(
     try:
         check_weights(weights, own)
     except SchemaError as error:
-        raise UsageError(f"the weights of {source} must fit {fit}: {one_line(error)}") from error
+        raise UsageError(f"the weights of {source} {one_line(error)}") from error
     if not any(name.startswith(_LEARNING) for name in weights):
         critics = {name: value for name, value in own.items() if name.startswith(_LEARNING)}
         weights = {**critics, **weights}

@@ -16,6 +16,7 @@ from yamame.deploy.sources import Which, check_which, read_checkpoint
 from yamame.files.atomic import json_safe, read_json
 from yamame.files.checkpoint import LoadedCheckpoint
 from yamame.files.schema import SchemaError, check_form
+from yamame.files.trusted import UntrustedError
 from yamame.system.installed import recipe_command
 
 _ZOO = "zoo:"
@@ -57,16 +58,20 @@ def load(
     """
     saved = read_saved(source, checkpoint=checkpoint, tracking_uri=tracking_uri)
     with at_source(f"load: {source}"):
-        return DeployedAgent(
-            saved,
-            gamma=gamma,
-            greedy=greedy,
-            seed=seed,
-            context_length=context_length,
-            max_sessions=max_sessions,
-            device=device,
-            trust=trust,
-        )
+        try:
+            return DeployedAgent(
+                saved,
+                gamma=gamma,
+                greedy=greedy,
+                seed=seed,
+                context_length=context_length,
+                max_sessions=max_sessions,
+                device=device,
+                trust=trust,
+            )
+        except UntrustedError as error:
+            error.as_in_python()
+            raise
 
 
 def read_saved(

@@ -30,8 +30,8 @@ MOST_ENTRIES = 2**21
 """Values in a file."""
 _MOST_MEMBERS = 2**15
 """Files in an archive; torch stores one for each tensor."""
-_DEEPEST = 64
-"""Levels of nesting."""
+_DEEPEST = 300
+"""Levels of nesting; functions that follow them call themselves up to three times for each."""
 _LONGEST_NAME = 1000
 _LONGEST_SHOWN = 60
 _SHARED = 4
@@ -202,9 +202,9 @@ def check_weights(weights: Any, own: Mapping[str, Any]) -> None:
         own: ``state_dict`` of the agent.
 
     Raises:
-        SchemaError: Names the first weight that is not.
+        SchemaError: Names the first weight that is not, in words that follow "the weights".
     """
-    check_form(weights, {str: object}, "state")
+    check_form(weights, {str: object}, "must be a state:")
     for name, value in weights.items():
         counterpart = own.get(name)
         is_extra = name in own and not isinstance(counterpart, Tensor)
@@ -212,15 +212,15 @@ def check_weights(weights: Any, own: Mapping[str, Any]) -> None:
             continue
         label = name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}..."
         if not isinstance(value, Tensor):
-            raise SchemaError(f"{label} must be a tensor, it is {type(value).__name__}")
-        check_tensor(value, label)
+            raise SchemaError(f"must be tensors, {label} is a {type(value).__name__}")
+        check_tensor(value, f"must be plain tensors: {label}")
         if isinstance(counterpart, Tensor):
             # Early versions stored some counters as floats, so kinds of numbers may differ.
             is_number = value.dtype in (*_FLOATS, *_WHOLE) and counterpart.dtype is not torch.bool
             if not is_number and value.dtype != counterpart.dtype:
-                raise SchemaError(f"{label} must be {counterpart.dtype}, it is {value.dtype}")
+                raise SchemaError(f"must be {counterpart.dtype} for {label}, got {value.dtype}")
         if value.dtype in _FLOATS and not bool(value.isfinite().all()):
-            raise SchemaError(f"they must be finite, {label} is not")
+            raise SchemaError(f"must be finite, {label} is not")
 
 
 def check_archive(file: IO[bytes]) -> None:
