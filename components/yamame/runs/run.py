@@ -21,6 +21,7 @@ from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
 from yamame.files.run_directory import RunDirectory
+from yamame.files.trust_record import record_run
 from yamame.report.expected import Expected
 from yamame.runs import machine, results, resuming
 from yamame.runs.build import build_callbacks
@@ -228,6 +229,7 @@ class Run(RunState):
             results.write_config(self)
             results.reopen_summary(self)
             results.warn_changes(self, checkpoint)
+        record_run(self.path, self.config)
         (self.path / "error.txt").unlink(missing_ok=True)
 
     @property
