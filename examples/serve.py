@@ -15,7 +15,8 @@ def main(source: str, port: str = "8000", *trust: str) -> None:
     service = Service(yamame.load(source, trust=trust), max_sessions=100)
     server = AgentServer(service, port=int(port))
     print(server.address, flush=True)
-    server.serve_until_signal()
+    received = server.serve_until_signal()
+    print(f"ended by {received.name}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import time
 import types
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -353,6 +354,7 @@ def test_a_wrong_address_is_named(maze):
             assert str(value) in str(caught.value)
 
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "serve.py"
 PROGRAM = """
 import runpy, sys
 sys.argv = sys.argv[1:]
@@ -360,11 +362,17 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_recipe_ends_at_a_signal(number, maze, begin_forked, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "script", "arguments"),
+    [
+        (signal.SIGTERM, recipes_dir() / "serve.py", ["run=agent", "port=0"]),
+        (signal.SIGINT, EXAMPLE, ["agent", "0"]),
+    ],
+    ids=["recipe", "example"],
+)
+def test_a_server_ends_at_a_signal(number, script, arguments, maze, begin_forked, tmp_path):
     DeployedAgent(maze.saved).save_pretrained(tmp_path / "agent")
-    recipe = str(recipes_dir() / "serve.py")
-    process = begin_forked(PROGRAM, recipe, "run=agent", "port=0", cwd=tmp_path)
+    process = begin_forked(PROGRAM, str(script), *arguments, cwd=tmp_path)
     printed = process.folder / "stdout"
     deadline = time.monotonic() + 120
     while not (printed.exists() and "\n" in printed.read_text()) and time.monotonic() < deadline:
