@@ -17,7 +17,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from yamame.data import TrajectoryFormat, hdf5, minari, npz, runs, torchrl
 from yamame.data.sizes import Sizes
 from yamame.data.tensordict_files import read_folder
-from yamame.replay import TrajectoryReplayBuffer
+from yamame.replay import TrajectoryReplayBuffer, pack
 from yamame_envs import Gym
 
 KEY = b"my own words, ten years of work\n"
@@ -649,3 +649,24 @@ def test_damaged_files_are_refused_by_name_or_read(kind, shape):
         file.write_bytes(content)
     assert num_refused >= 15
     assert lengths(read()) == [4]
+
+
+def test_episodes_of_very_different_lengths_take_little_memory(shape, monkeypatch):
+    padded = []
+
+    def packing(steps):
+        packed = pack(steps)
+        padded.append(packed.numel())
+        return packed
+
+    monkeypatch.setattr("yamame.data.format.PER_CHUNK", 64)
+    monkeypatch.setattr("yamame.data.format.pack", packing)
+    num_steps = [30, *[1] * 40, 30, 2, 29, 1, 100, 1]
+    read = torchrl(rollout(*num_steps), format=shape)
+    assert lengths(read) == [num + 1 for num in num_steps]
+    (store,) = read.stores
+    for place, num in enumerate(num_steps):
+        expected = rollout(*num_steps)[sum(num_steps[:place]) :][:num]["observation"]
+        assert torch.equal(store.get([place])[0]["observation"][:num], expected)
+    # The longest episode alone is longer than a chunk.
+    assert sorted(padded)[-2] <= 2 * 64

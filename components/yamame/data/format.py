@@ -35,7 +35,7 @@ WORLDS_REMEDY = (
     "holds out no goals (walls, roads)"
 )
 PER_CHUNK = 16384
-"""Timesteps that are packed at once, if no episode is longer."""
+"""Timesteps that are packed at once, padding included, if no episode is longer."""
 _LARGEST_REWARD = 1e12
 Field = tuple[torch.Size, torch.dtype]
 """Shape and dtype of an entry of one timestep."""
@@ -255,11 +255,15 @@ class TrajectoryFormat:
         # Packing pads to the longest episode: chunks bound the memory that it takes.
         episode_ends = (ends.nonzero().squeeze(-1) + 1).tolist()
         parts = []
-        first = end = 0
+        first = end = num_episodes = longest = 0
         for next_end in episode_ends:
-            if next_end - first > PER_CHUNK and end > first:
+            num_episodes += 1
+            longest = max(longest, next_end - end)
+            if num_episodes * longest > PER_CHUNK and end > first:
                 parts.append(self._complete(pack(rollout[first:end]), name))
                 first = end
+                num_episodes = 1
+                longest = next_end - end
             end = next_end
         parts.append(self._complete(pack(rollout[first:end]), name))
         return parts

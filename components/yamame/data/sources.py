@@ -390,7 +390,9 @@ def _matching(path: Paths) -> list[Path]:
     """Return the files or folders that paths and patterns match, in order; at least one each."""
     found: list[Path] = []
     for pattern in [path] if isinstance(path, str) else path:
-        names = sorted(glob.glob(os.path.expanduser(pattern)))
+        name = os.path.expanduser(pattern)
+        # A name may hold the characters of patterns.
+        names = [name] if os.path.lexists(name) else sorted(glob.glob(name))
         require("data", "path", pattern, bool(names), "name an existing file or folder")
         found += [Path(name) for name in names]
     require("data", "path", path, bool(found), "name at least one file or folder")

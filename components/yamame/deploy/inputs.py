@@ -89,6 +89,7 @@ class Inputs:
         self, observation: Any, batch: tuple[int, ...], label: str
     ) -> tuple[TensorDict, bool]:
         """Read as `read`; ``label`` names the observation in messages."""
+        self._check_alone(observation, label)
         observation = self._layout.with_tuples(observation, label)
         self._check_names(observation, label)
         by_path = is_nested_as_space(self._entries.values(), observation)
@@ -99,14 +100,23 @@ class Inputs:
             value = self._find(observation, entry, by_path, label)
             has_tensors = has_tensors or isinstance(value, Tensor)
             name = f"{label} {format_value(key)}"
-            array = read_array(value, name)
+            array = read_array(value, name, f" of {_form(entry)}")
             try:
                 stored = entry.read(array, batch=batch, label=f"{_OWNER}: {name}", bounded=True)
             except SpaceError as error:
-                error.remedy = _remedy(entry, array.shape, batch)
+                error.remedy = _remedy(entry, array.shape, batch) or error.remedy
                 raise
             entries[key] = torch.from_numpy(stored.reshape(rows, *entry.stored_shape))
         return entries, has_tensors
+
+    def _check_alone(self, observation: Any, label: str) -> None:
+        """Refuse the tuples that ``reset`` and ``step`` of an environment return."""
+        if self._layout.root_length is not None or not isinstance(observation, tuple):
+            return
+        has_info = len(observation) in (2, 5) and isinstance(observation[-1], Mapping)
+        remedy = "unpack it: observation, info = env.reset()"
+        condition = "be an observation alone, without info"
+        require(_OWNER, label, tuple, not has_info, condition, remedy=remedy)
 
     def _check_names(self, observation: Any, label: str) -> None:
         """Refuse an unknown name, and a single array if there are several entries."""
@@ -139,7 +149,7 @@ class Inputs:
         """Return names, shapes and dtypes of the entries, for messages."""
         parts = []
         for key, entry in self._entries.items():
-            parts.append(f"{format_value(key)} {entry.stored_shape} {entry.dtype}")
+            parts.append(f"{format_value(key)} {entry.shape} {entry.raw_dtype}")
         return ", ".join(parts)
 
 
@@ -252,7 +262,8 @@ class _Layout:
 
 
 def _form(entry: ObservationEntry) -> str:
-    return f"shape {entry.stored_shape} and dtype {entry.dtype}"
+    form = f"shape {entry.shape} and dtype {entry.raw_dtype}"
+    return f"{form}, or one-hot {entry.stored_shape}" if entry.kind == "one_hot" else form
 
 
 def _remedy(entry: ObservationEntry, shape: tuple[int, ...], batch: tuple[int, ...]) -> str | None:
@@ -346,15 +357,21 @@ def read_names(sessions: Any) -> list[Any]:
     return names
 
 
-def read_array(value: Any, name: str) -> Array:
-    """Return an array of numbers or flags, as a copy."""
+def read_array(value: Any, name: str, form: str = "") -> Array:
+    """Return an array of numbers or flags, as a copy.
+
+    Args:
+        value: An array, tensor, number or list.
+        name: Name of the value, for messages.
+        form: Shape and dtype that it must have, for messages.
+    """
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         if value.dtype == torch.bfloat16:
             value = value.float()  # NumPy has no bfloat16
         return np.array(value.numpy(), order="C")
 
-    condition = "be an array of numbers"
+    condition = f"be an array of numbers{form}"
     try:
         array = np.array(value, order="C")
     except (TypeError, ValueError) as error:  # such as nested lists of different lengths

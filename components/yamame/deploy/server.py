@@ -273,7 +273,9 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "yamame"
     sys_version = ""
-    error_content_type = "application/json"
+    # An answer is one packet, for which no client has to wait.
+    wbufsize = -1
+    disable_nagle_algorithm = True
 
     def handle_one_request(self) -> None:
         """Handle a request, once it has arrived in time."""
