@@ -19,6 +19,7 @@ WITH_HELP = (
     "play",
     "report",
     "export",
+    "serve",
     "sync",
     "doctor",
     "leaderboard",
