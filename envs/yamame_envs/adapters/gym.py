@@ -12,6 +12,7 @@ from torch import Tensor
 from yamame.checks import ArgumentError, PositiveInt, check_bounds, require, require_choice
 from yamame.spaces.arrays import Outside
 from yamame.system.messages import print_stderr
+from yamame.system.user_code import user_code
 
 from yamame_envs.adapters.env import HostedEnv
 from yamame_envs.adapters.extras import MissingExtra
@@ -171,7 +172,8 @@ class Gym(HostedEnv):
             MissingExtra: The package that registers it is not installed.
         """
         try:
-            registration: EnvSpec = find(self._id)
+            with user_code(f"{self.label}: the environment failed while it was imported"):
+                registration: EnvSpec = find(self._id)
         except ImportError as error:
             message = (
                 "Gym: id must be of a package that is installed or in this directory, "
