@@ -82,7 +82,10 @@ def test_every_attribute_of_a_tensordict_or_its_spec_may_be_a_key(nested):
     if not nested:
         # Names of the data format are refused at the root, where they would be hidden.
         names -= {*RESERVED, "trial_start", "goal", "achieved", "achieved_mask", "mask"}
-    check(sorted(names), nested=nested)
+    # In parts, because descriptions of agents hold at most 1000 entries.
+    ordered = sorted(names)
+    for start in range(0, len(ordered), 400):
+        check(ordered[start : start + 400], nested=nested)
 
 
 AWKWARD = {
