@@ -69,6 +69,17 @@ def test_an_episode_of_plain_gymnasium_is_read_as_the_collector_stores_it(name, 
     assert not any(found.values()), found
 
 
+def test_a_file_may_have_the_names_of_entries_where_it_cannot_hold_a_key(tmp_path):
+    space = observations()["dict_of_awkward_keys"]
+    episode = play(space, actions()["discrete"])
+    named = {}
+    for entry in episode.env.spaces.observations:
+        named[entry.name[1]] = episode.recorded["observations"][entry.path[0]]
+    assert {"_", "__", "shape_", "shape__"} <= set(named)
+    for source in (npz, hdf5):
+        assert read(changed(episode, observations=named), tmp_path, source) == []
+
+
 def test_a_shifted_recording_is_found(tmp_path):
     """A negative control of the comparison."""
     (name,) = [name for name in PAIRS if name.startswith("discrete_start-")]
