@@ -396,8 +396,9 @@ class Run(RunState):
         """Evaluate, save and log the artifacts; return the score."""
         result = self.evaluate()
         self.save(result)
-        distributed.on_rank0(lambda: results.log_artifacts(self))
+        # From here on the run is finished, whatever happens to its pictures.
         self.objective = score(result)
+        distributed.on_rank0(lambda: results.log_artifacts(self))
         return self.objective
 
     @property
@@ -442,9 +443,12 @@ class Run(RunState):
             # After a failed disk or simulator, a further error while closing is a consequence: it
             # replaces neither the original error nor its status.
             is_cause_known = isinstance(error, OSError | OutsideError)
-            if not (is_cause_known and isinstance(raised, Exception)):
+            is_finished = error is None and self.objective is not None
+            if not (is_cause_known or is_finished) or not isinstance(raised, Exception):
                 status = run_status(raised)
                 raise
+            if is_finished:
+                print_stderr(f"{self.name}: finished, but not closed: {one_line(raised)}")
         finally:
             if self.directory.begun and distributed.is_rank0():
                 results.write_traceback(self, error)
