@@ -26,15 +26,16 @@ import yamame.cli.threads  # noqa: F401  # sets a variable that torch reads when
 from yamame.checks import UsageError
 from yamame.cli.arguments import ease
 from yamame.cli.command_line import CommandLine, jobs_of, keys_of, read_command_line
-from yamame.cli.explain import check_choices, explain, explain_outside
+from yamame.cli.explain import check_choices, explain, explain_outside, naming_job
 from yamame.cli.help import help_text
 from yamame.cli.names import run_name
 from yamame.cli.sections import Config
 from yamame.cli.settings import CONFIGS
+from yamame.cli.sweeps import planned
 from yamame.cli.validation import validated
 from yamame.files.run_directory import checked_path
 from yamame.system.installed import checkout, conf_dir, is_installed
-from yamame.system.messages import print_stderr, print_stdout
+from yamame.system.messages import one_line, print_stderr, print_stdout
 from yamame.system.signals import exit_while_loading
 
 VERSION_BASE = "1.3"
@@ -52,6 +53,7 @@ _SHOWN_BY_HYDRA = (
     "-sc",
     "--shell-completion",
     "--hydra-help",
+    "--resolve",
     "--version",
 )
 
@@ -84,8 +86,11 @@ def check_command_line(
         if flags.intersection(_SHOWN_BY_HYDRA):
             _let_hydra_answer(line, directory, config_name)
         with line.composing():
-            for overrides in islice(jobs_of(line), _NUM_EARLY_JOBS):
-                _check_job(line, overrides, config_name)
+            if line.is_sweep:
+                line = planned(line)
+            for number, overrides in enumerate(islice(jobs_of(line), _NUM_EARLY_JOBS)):
+                with naming_job(line, number, overrides):
+                    _check_job(line, overrides, config_name)
     except (UsageError, HydraException, OmegaConfBaseException, YAMLError) as error:
         fail(config_name, *explain(error, line))
     except OSError as error:
@@ -163,11 +168,22 @@ def _is_first_process() -> bool:
 
 
 def _let_hydra_answer(line: CommandLine, directory: str, config_name: str) -> NoReturn:
-    """Run Hydra for one of its own flags, such as ``--cfg``, and end the process."""
-    sys.argv[1:] = [*line.flags, *line.overrides]
+    """Run Hydra for one of its own flags, such as ``--cfg``, and end the process.
+
+    Of a sweep, it shows the first job.
+    """
+    flags = [flag for flag in line.flags if flag not in ("-m", "--multirun")]
+    overrides = list(line.overrides)
+    if line.is_sweep:
+        with line.composing():
+            overrides = next(jobs_of(planned(line)))
+    sys.argv[1:] = [*flags, *overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises instead of printing and exiting
     show = hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)
-    show(lambda cfg: None)()
+    try:
+        show(lambda cfg: None)()
+    except ValueError as error:  # of flags that exclude each other
+        fail(config_name, one_line(error))
     raise SystemExit
 
 
