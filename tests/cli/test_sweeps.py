@@ -26,9 +26,7 @@ hydra:
 def check(*arguments: str) -> list[list[str]]:
     """Check the jobs of a sweep of the training recipe, and return their overrides."""
     line = read_command_line(["-m", *arguments], str(conf_dir()), "train")
-    with line.composing():
-        line = planned(line)
-    return check_sweep(line, CONFIGS["train"])[1]
+    return check_sweep(planned(line), CONFIGS["train"])[1]
 
 
 @pytest.mark.parametrize(

@@ -107,14 +107,11 @@ def main(
                 stack.enter_context(handling(at_once=True))
             # All jobs are checked before the first begins, and before Hydra sees the sweep.
             if line.is_sweep:
-                with line.composing():
-                    line = planned(line)
+                line = planned(line)
                 jobs = stack.enter_context(table_of_jobs(*check_sweep(line, model)))
                 run_sweep(line, checked, VERSION_BASE)
             else:
-                run = hydra.main(
-                    version_base=VERSION_BASE, config_path=directory, config_name=config_name
-                )
+                run = hydra.main(VERSION_BASE, directory, config_name)
                 run(checked)()
     except (UsageError, HydraException, OmegaConfBaseException, YAMLError) as error:
         fail(config_name, *explain(error, line))

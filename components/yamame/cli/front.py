@@ -85,9 +85,9 @@ def check_command_line(
             raise SystemExit
         if flags.intersection(_SHOWN_BY_HYDRA):
             _let_hydra_answer(line, directory, config_name)
+        if line.is_sweep:
+            line = planned(line)
         with line.composing():
-            if line.is_sweep:
-                line = planned(line)
             for number, overrides in enumerate(islice(jobs_of(line), _NUM_EARLY_JOBS)):
                 with naming_job(line, number, overrides):
                     _check_job(line, overrides, config_name)
@@ -175,8 +175,7 @@ def _let_hydra_answer(line: CommandLine, directory: str, config_name: str) -> No
     flags = [flag for flag in line.flags if flag not in ("-m", "--multirun")]
     overrides = list(line.overrides)
     if line.is_sweep:
-        with line.composing():
-            overrides = next(jobs_of(planned(line)))
+        overrides = next(jobs_of(planned(line)))
     sys.argv[1:] = [*flags, *overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises instead of printing and exiting
     show = hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)

@@ -32,8 +32,6 @@ _BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 def planned(line: CommandLine) -> CommandLine:
     """Return the command line of a sweep with what the configuration of the sweeper adds to it.
 
-    Call it within `CommandLine.composing`.
-
     Raises:
         UsageError: The configuration of the sweeper is wrong.
     """
@@ -43,7 +41,8 @@ def planned(line: CommandLine) -> CommandLine:
         # Other keys may be those of a group that the sweeper's parameters choose.
         if "." not in key or key.startswith("hydra."):
             chosen.append(text)
-    sweeper = line.composed(chosen, whole=True).hydra.sweeper
+    with line.composing():
+        sweeper = line.composed(chosen, whole=True).hydra.sweeper
     batch_size = sweeper.get("max_batch_size")
     is_size = batch_size is None or (type(batch_size) is int and batch_size > 0)
     if not is_size:
