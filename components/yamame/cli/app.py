@@ -111,8 +111,7 @@ def main(
                 jobs = stack.enter_context(table_of_jobs(*check_sweep(line, model)))
                 run_sweep(line, checked, VERSION_BASE)
             else:
-                run = hydra.main(VERSION_BASE, directory, config_name)
-                run(checked)()
+                hydra.main(directory, config_name, VERSION_BASE)(checked)()
     except (UsageError, HydraException, OmegaConfBaseException, YAMLError) as error:
         fail(config_name, *explain(error, line))
     except (OSError, OutsideError) as error:
