@@ -19,7 +19,6 @@ from hydra._internal.utils import (
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
-from yamame.checks import SettingError
 from yamame.cli.command_line import CommandLine, jobs_of
 from yamame.files.identity import key_of
 
@@ -30,11 +29,7 @@ _BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 def planned(line: CommandLine) -> CommandLine:
-    """Return the command line of a sweep with what the configuration of the sweeper adds to it.
-
-    Raises:
-        UsageError: The configuration of the sweeper is wrong.
-    """
+    """Return the command line of a sweep with what the configuration of the sweeper adds to it."""
     chosen = []
     for text in next(jobs_of(line)):
         key = key_of(text)
@@ -43,11 +38,6 @@ def planned(line: CommandLine) -> CommandLine:
             chosen.append(text)
     with line.composing():
         sweeper = line.composed(chosen, whole=True).hydra.sweeper
-    batch_size = sweeper.get("max_batch_size")
-    is_size = batch_size is None or (type(batch_size) is int and batch_size > 0)
-    if not is_size:
-        condition = "be an integer of at least 1 or null"
-        raise SettingError("hydra.sweeper.max_batch_size", batch_size, condition)
     params: dict[str, Any] = dict(sweeper.get("params") or {})
     return replace(
         line,
