@@ -66,7 +66,7 @@ def test_a_run_whose_environment_cannot_be_drawn_or_closed_finishes(play, tmp_pa
     monkeypatch.setattr(PassiveTMaze, "render", raising(AttributeError("no display")))
     status, _, err = play("train", tmp_path, *TINY, "logger=none", "env=tmaze", "env.length=4")
     assert (status, summary(tmp_path)["status"]) == (0, "FINISHED"), err
-    assert [line for line in err.splitlines() if "episodes.gif" in line and "no display" in line]
+    assert len([line for line in err.splitlines() if "no display" in line]) == 1
 
     shutil.rmtree(tmp_path / "runs")
     monkeypatch.setattr(PassiveTMaze, "close", close)

@@ -179,15 +179,8 @@ def _is_first_process() -> bool:
 
 
 def _let_hydra_answer(line: CommandLine, directory: str, config_name: str) -> NoReturn:
-    """Run Hydra for one of its own flags, such as ``--cfg``, and end the process.
-
-    Of a sweep, it shows the first job.
-    """
-    flags = [flag for flag in line.flags if flag not in ("-m", "--multirun")]
-    overrides = list(line.overrides)
-    if line.is_sweep:
-        overrides = next(jobs_of(planned(line)))
-    sys.argv[1:] = [*flags, *overrides]
+    """Run Hydra for one of its own flags, such as ``--cfg``, and end the process."""
+    sys.argv[1:] = [*line.flags, *line.overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises instead of printing and exiting
     show = hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)
     try:
