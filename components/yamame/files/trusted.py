@@ -346,7 +346,7 @@ def needs_of(config: Any) -> Iterator[Need]:
     for count, (path, value) in enumerate(_entries(config, ())):
         if count > _MOST_ENTRIES:
             condition = f"have at most {_MOST_ENTRIES} values"
-            raise SettingError(".".join(path), value, condition)
+            raise SettingError(path[0], type(config[path[0]]).__name__, condition)
         need = _need_of(path, value)
         if need is not None:
             yield need
