@@ -510,18 +510,6 @@ def careless(folder):
 CARELESS = "a command that follows links"
 CASES[CARELESS] = (lambda run: link(run, "link", "thesis.tex"), (careless,))
 """What the watch and the comparison of the victim must report."""
-    evaluate_recipe,
-    resumed_training,
-    use,
-    load_run,
-    load,
-    resume,
-    restore,
-    replay,
-    replay_batch,
-    metrics,
-    export,
-)
 
 
 def outcome(command, folder):
