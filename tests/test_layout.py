@@ -52,6 +52,7 @@ SHARED_WITH_ENVS = {
     "yamame.checks",
     "yamame.execution.capturing",
     "yamame.system.messages",
+    "yamame.system.user_code",
     "yamame.goals",
     "yamame.actions",
     "yamame.spaces",

@@ -35,19 +35,24 @@ def yamame(arguments: list[str]) -> int:
 
 
 SERVE = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+STOPPED = "ended by SIGTERM"
 
 
 @contextlib.contextmanager
 def serving(begin_forked: Callable, command: list[str]) -> Iterator[None]:
-    shutil.copy(ROOT / "examples" / command[1], ".")
-    process = begin_forked(SERVE, *command[1:], cwd=Path.cwd())
+    """A server, which ends well when it is stopped."""
+    path = str(recipes_dir() / f"{command[1]}.py")
+    process = begin_forked(SERVE, path, *command[2:], cwd=Path.cwd())
     try:
-        wait_for_port(int(command[-1]), process.pid)
+        wait_for_port(int(command[-1].partition("=")[2]), process.pid)
         yield
-    finally:
+        os.kill(process.pid, signal.SIGTERM)
+        ended = process.wait()
+        assert (ended.returncode, STOPPED in ended.stderr) == (0, True), ended.stderr
+    except BaseException:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
-        print(process.wait().stderr)
+        raise
 
 
 def wait_for_port(port: int, pid: int) -> None:

@@ -35,7 +35,8 @@ WORLDS_REMEDY = (
     "holds out no goals (walls, roads)"
 )
 PER_CHUNK = 16384
-"""Timesteps that are packed at once, if no episode is longer."""
+"""Timesteps that are packed at once, padding included, if no episode is longer."""
+_LARGEST_REWARD = 1e12
 Field = tuple[torch.Size, torch.dtype]
 """Shape and dtype of an entry of one timestep."""
 
@@ -254,11 +255,15 @@ class TrajectoryFormat:
         # Packing pads to the longest episode: chunks bound the memory that it takes.
         episode_ends = (ends.nonzero().squeeze(-1) + 1).tolist()
         parts = []
-        first = end = 0
+        first = end = num_episodes = longest = 0
         for next_end in episode_ends:
-            if next_end - first > PER_CHUNK and end > first:
+            num_episodes += 1
+            longest = max(longest, next_end - end)
+            if num_episodes * longest > PER_CHUNK and end > first:
                 parts.append(self._complete(pack(rollout[first:end]), name))
                 first = end
+                num_episodes = 1
+                longest = next_end - end
             end = next_end
         parts.append(self._complete(pack(rollout[first:end]), name))
         return parts
@@ -309,6 +314,7 @@ class TrajectoryFormat:
         for key in self.entries:
             if key not in CONTEXT:
                 own[key] = self._fitting(packed, key, name)
+        _check_rewards(own["next", "reward"], name)
         is_init = mask & (step == 0)
         trial_start = packed.get("trial_start", None)
         if trial_start is not None:
@@ -405,6 +411,13 @@ def _casts(value: Tensor, dtype: torch.dtype) -> bool:
     if value.dtype.is_floating_point:
         return False
     return bool((value.to(dtype).to(value.dtype) == value).all())
+
+
+def _check_rewards(rewards: Tensor, name: str) -> None:
+    """Raise for rewards that no loss can be computed of."""
+    largest = float(rewards.abs().max())
+    condition = f"be at most {_LARGEST_REWARD:g}, because losses square sums of rewards in float32"
+    require(name, "largest reward", largest, largest <= _LARGEST_REWARD, condition)
 
 
 def _delayed(value: Tensor) -> Tensor:

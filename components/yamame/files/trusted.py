@@ -16,11 +16,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import Any
 
 from yamame.checks import SettingError, require_setting
 from yamame.system.messages import one_line
+from yamame.system.user_code import user_code
 
 OURS = ("yamame.", "yamame_envs.")
 LAYERS = ("torch.nn.", "torch.optim.", "torchrl.modules.", "torchrl.objectives.")
@@ -219,10 +221,12 @@ def locate(path: str, key: str, trust: Iterable[str] = ()) -> Callable[..., Any]
     Raises:
         SettingError: There is none, it belongs to another package, or it is of torch and neither a
             layer nor an optimizer.
+        UserCodeError: A module of the user raised an error when it was imported.
     """
     key = f"{key}._target_"
     try:
-        target = resolve_name(path)
+        with user_code(f"{key} ({path})"):
+            target = _import_target(path)
     except (ImportError, AttributeError, ValueError) as error:
         condition = "name a class or function"
         raise SettingError(key, path, condition, remedy=one_line(error)) from error
@@ -235,6 +239,24 @@ def locate(path: str, key: str, trust: Iterable[str] = ()) -> Callable[..., Any]
         fetches = "llm" in home or "rlhf" in home
         is_layer = _is_layer(target) and not fetches
         require_setting(key, path, is_layer, f"name a layer or an optimizer of {package}")
+    return target
+
+
+def _import_target(path: str) -> Any:
+    """Import the modules of a dotted name, and return what it names.
+
+    Unlike ``pkgutil.resolve_name``, raise the error of a module that exists and cannot be imported.
+    """
+    name, *names = path.split(".")
+    target: Any = import_module(name)
+    for attribute in names:
+        inner = f"{name}.{attribute}"
+        is_package = getattr(target, "__name__", None) == name and hasattr(target, "__path__")
+        if is_package and find_spec(inner) is not None:
+            target = import_module(inner)
+        else:
+            target = getattr(target, attribute)
+        name = inner
     return target
 
 

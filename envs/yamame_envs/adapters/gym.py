@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from yamame.checks import ArgumentError, PositiveInt, check_bounds, require, require_choice
 from yamame.system.messages import print_stderr
+from yamame.system.user_code import user_code
 
 from yamame_envs.adapters.env import HostedEnv
 from yamame_envs.adapters.extras import MissingExtra
@@ -132,9 +133,10 @@ class Gym(HostedEnv):
         self._awaits_success_key &= not outcome.has_success_key
         return outcome, aborted
 
-    def _advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
+    def advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
+        """See `ContextEnv.advance`."""
         was_over = self._current.column("done")
-        advanced = super()._advance(action)
+        advanced = super().advance(action)
         if self._spaces.success_key is not None and self._awaits_success_key:
             ends = self._current.column("done") & ~was_over
             self._num_ended += int(ends.sum())
@@ -151,7 +153,8 @@ class Gym(HostedEnv):
 
     def _registered_limit(self) -> int | None:
         try:
-            limit: int | None = find(self._id).max_episode_steps
+            with user_code(f"{self.label}: the environment failed while it was imported"):
+                limit: int | None = find(self._id).max_episode_steps
         except ImportError as error:
             message = (
                 "Gym: id must be of a package that is installed or in this directory, "
