@@ -209,7 +209,7 @@ class Pusher(CartPoleEnv):
     def __init__(self, arms=3, **settings):
         super().__init__(**settings)
 
-gymnasium.register("Pusher-v0", entry_point=Pusher, max_episode_steps=9)
+gymnasium.register("PusherMade-v0", entry_point=Pusher, max_episode_steps=9)
 """
 
 
@@ -217,7 +217,7 @@ def test_a_run_is_loaded_without_trust_only_where_it_was_made(
     own_module, tmp_path, record, monkeypatch
 ):
     own_module("pusher_made", PUSHER)
-    settings = ("env=gym", "env.id=pusher_made:Pusher-v0", "debug=tiny", "logger=none")
+    settings = ("env=gym", "env.id=pusher_made:PusherMade-v0", "debug=tiny", "logger=none")
     run = yamame.train(*settings, f"run.root={tmp_path / 'runs'}", "run.name=mine").path
     trained = load_trained(run)
     assert trained.config.trust == ["pusher_made."]
