@@ -209,7 +209,10 @@ def _check_config(
     hint = None
     if own.elsewhere:
         names = " and ".join(f"{name} from {folder}" for name, folder in own.elsewhere.items())
-        hint = f"the run has imported {names}, start the command there or trust what is found here"
+        hint = (
+            f"the run has imported {names}: start the command there. Another package of this name "
+            "must be in trust=[...]"
+        )
     with at_source(str(source)):
         # Paths of pretrained weights in the file are dropped, not opened.
         checked = without_foreign_weights({**config, "env": _without(config["env"], env)})
