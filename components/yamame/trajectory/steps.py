@@ -33,25 +33,48 @@ STREAM_REMEDY = (
 )
 
 
-def check_sequences(owner: str, tensordict: TensorDictBase, batch_size: torch.Size) -> None:
-    """Raise unless a batch under ``recurrent_mode()`` has a time dimension.
+def check_sequences(
+    owner: str, tensordict: TensorDictBase, batch_size: torch.Size, *, keys: TrajectoryKeys
+) -> None:
+    """Raise if a batch under ``recurrent_mode()`` may hold several sequences in one dimension.
+
+    A batch ``[L]`` is one sequence if its dimension is named ``"time"``, as in a rollout of
+    TorchRL. Otherwise it may be a flat batch of slices if it holds outcomes of steps or
+    ``traj_ids``, and, on a CPU, if ``is_init`` is set or ``step_index`` jumps after the first
+    timestep. A flat batch without any of these entries is not recognised.
 
     Args:
         owner: Class named in the error.
         tensordict: Batch.
         batch_size: Shape of the features without their last dimension.
+        keys: Keys of the encoder.
 
     Raises:
-        ArgumentError: The batch is flat, and its dimension is not named ``"time"``.
+        ArgumentError: It may hold several sequences, or has no time dimension.
     """
-    if len(batch_size) > 1:
+    if len(batch_size) > 1 or "time" in _names(tensordict):
         return
-    is_one_sequence = len(batch_size) == 1 and "time" in _names(tensordict)
+    reason = None
+    if len(batch_size) == 0:
+        reason = "without a time dimension"
+    elif tensordict.get(("next", "done"), None) is not None:
+        reason = "that holds the outcomes of its steps"
+    elif tensordict.get(TRAJ_IDS, None) is not None:
+        reason = "that holds ('collector', 'traj_ids')"
+    else:
+        is_init = tensordict.get(keys.is_init, None)
+        step_index = tensordict.get(keys.step_index, None)
+        if is_init is not None and is_init.is_cpu and bool(is_init.flatten()[1:].any()):
+            reason = "with is_init after the first timestep"
+        elif step_index is not None and step_index.is_cpu:
+            jumps = step_index.flatten().diff() != 1
+            if bool(jumps.any()):
+                reason = "whose step_index does not count up"
     require(
         owner,
         "a batch within set_recurrent_mode(True)",
-        list(batch_size),
-        is_one_sequence,
+        f"a batch {list(batch_size)} {reason}",
+        reason is None,
         "be of sequences [B, L]",
         remedy="reshape flat slices to [B, L]; one sequence is [1, L]",
     )
@@ -145,7 +168,7 @@ def check_step_layout(
         if is_nested or is_first or is_other:
             has_outcome = tensordict.get(("next", "done"), None) is not None
             if is_nested and has_outcome:
-                reason = "that holds the outcomes of its steps"
+                reason = "that holds the outcomes of its steps (in 'next')"
             elif is_first and (is_nested or has_outcome) and not bool(is_init.all()):
                 reason = "that begins within episodes (is_init)"
             elif is_other and not bool(is_init.all()):
