@@ -392,7 +392,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
             owner, tensordict, is_init, keys=self.keys, last=self.last_step, is_first=is_first
         )
         memory = self.ready_memory(is_init)
-        self.last_step = step
+        if self.last_step is not step:
+            self.last_step = step
         return memory
 
     @property
