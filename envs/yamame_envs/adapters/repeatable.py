@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from yamame.system.messages import print_once
+from yamame.system.user_code import is_failure
 
-from yamame_envs.adapters.in_process import ENV_ERRORS, Make, is_own
+from yamame_envs.adapters.in_process import ENV_ERRORS, Make
 
 _NUM_STEPS = 12
 _SEED, _OTHER_SEED = 11, 12
@@ -184,7 +185,7 @@ def _errors_ignored() -> Iterator[None]:
     try:
         yield
     except ENV_ERRORS as error:
-        if not is_own(error):
+        if not is_failure(error):
             raise
 
 
