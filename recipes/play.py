@@ -38,6 +38,7 @@ from yamame.evaluation.episode import render_frame
 from yamame.files.run_directory import check_folder
 from yamame.report.figures import write_gif, write_mp4
 from yamame.report.terminal import half_blocks
+from yamame.runs.extras import reported
 from yamame.runs.trained import load_from_options
 from yamame.spaces import Spaces
 from yamame.spaces.from_specs import spaces_of
@@ -75,6 +76,9 @@ class Spectator:
                 print(half_blocks(self.frames[-1], width=self._width))
         except (NotImplementedError, UserCodeError) as error:
             self.reasons.add(str(error))
+        # Environments of users draw with libraries that raise errors of any type.
+        except Exception as error:
+            self.reasons.add(f"{type(error).__name__}: {one_line(error)}")
         if "next" in step.keys():
             print(describe_step(step, self._spaces))
         else:
@@ -101,9 +105,10 @@ def play(cfg: PlayConfig) -> float:
         name = trained.config.env["_target_"].rpartition(".")[2]
         print(f"no video of {name}: {reason}", file=sys.stderr)
     if spectator.frames:
-        folder.mkdir(parents=True, exist_ok=True)
-        write = WRITERS[cfg.video]
-        print(write(folder / f"episode.{cfg.video}", np.stack(spectator.frames), fps=cfg.fps))
+        with reported(f"episode.{cfg.video}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            write = WRITERS[cfg.video]
+            print(write(folder / f"episode.{cfg.video}", np.stack(spectator.frames), fps=cfg.fps))
     return total
 
 

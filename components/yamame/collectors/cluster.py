@@ -289,6 +289,8 @@ class RayCollector:
         owner = type(self).__name__
         condition = "be that of a Ray cluster"
         if self._ray.is_initialized():
+            if self._owns_ray:
+                return
             joined = self._ray.get_runtime_context().gcs_address
             # Only host:port can be compared; ray://host:port and names such as auto cannot.
             is_host_and_port = self._address is not None and self._address.count(":") == 1

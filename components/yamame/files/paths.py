@@ -39,10 +39,15 @@ class UnsafePathError(UsageError):
     Args:
         path: The path.
         reason: What is wrong with it.
+        remedy: What the user can do.
     """
 
-    def __init__(self, path: str | Path, reason: str) -> None:
-        remedy = "remove it, or copy the files that it stands for"
+    def __init__(
+        self,
+        path: str | Path,
+        reason: str,
+        remedy: str = "remove it, or copy the files that it stands for",
+    ) -> None:
         super().__init__(f"{path} is refused: {reason}", remedy=remedy)
         self.path = Path(path)
         self.reason = reason
@@ -108,12 +113,14 @@ def open_descriptor(path: str | Path, flags: int = _READ_ONLY) -> int:
 def _check_content(path: str | Path, status: os.stat_result, flags: int) -> None:
     """Raise if writing to a file would change another one, or reading it would not end."""
     if flags & _WRITING and status.st_nlink > 1:
-        raise UnsafePathError(path, "it is to be written and has another name, too (a hard link)")
+        reason = "it is to be written and has another name, too (a hard link)"
+        raise UnsafePathError(path, reason, "replace it by a copy")
     # A file of terabytes takes no room if it consists of holes. Disks that compress their files
     # store at least some of them.
     stored = status.st_blocks * _BLOCK
     if status.st_size >= _SPARSE and stored < status.st_size // 8:
-        raise UnsafePathError(path, f"its size is {status.st_size} bytes, the disk holds {stored}")
+        reason = f"its size is {status.st_size} bytes, the disk holds {stored}"
+        raise UnsafePathError(path, reason, "bring it back from a copy")
 
 
 def read_regular(path: str | Path, *, most: int | None = None) -> bytes:
@@ -130,7 +137,8 @@ def read_regular(path: str | Path, *, most: int | None = None) -> bytes:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
-            raise UnsafePathError(path, f"it has {size} bytes, at most {most} are read")
+            reason = f"it has {size} bytes, at most {most} are read"
+            raise UnsafePathError(path, reason, "bring it back from a copy")
         return file.read()
 
 
@@ -187,7 +195,8 @@ def check_tree(folder: str | Path, *, but_for: frozenset[str] = frozenset()) -> 
     while waiting:
         place, depth = waiting.pop()
         if depth > _DEEPEST:
-            raise UnsafePathError(place, f"it lies more than {_DEEPEST} folders deep in {folder}")
+            reason = f"it lies more than {_DEEPEST} folders deep in {folder}"
+            raise UnsafePathError(place, reason, "remove it")
         for entry in _entries(place):
             if entry.name in but_for:
                 continue

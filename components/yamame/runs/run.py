@@ -399,8 +399,9 @@ class Run(RunState):
         """Evaluate, save and log the artifacts; return the score."""
         result = self.evaluate()
         self.save(result)
-        distributed.on_rank0(lambda: results.log_artifacts(self))
+        # From here on the run is finished, whatever happens to its pictures.
         self.objective = score(result)
+        distributed.on_rank0(lambda: results.log_artifacts(self))
         return self.objective
 
     @property
@@ -454,9 +455,12 @@ class Run(RunState):
             # A further error while closing is a consequence of the failure before it: it replaces
             # neither the original error nor its status.
             is_consequence = error is not None and is_failure(error)
-            if not (is_consequence and isinstance(raised, Exception)):
+            is_finished = error is None and self.objective is not None
+            if not (is_consequence or is_finished) or not isinstance(raised, Exception):
                 failure = raised
                 raise
+            if is_finished:
+                print_stderr(f"{self.name}: finished, but not closed: {one_line(raised)}")
         finally:
             if self.directory.begun and distributed.is_rank0():
                 if failure is not None:

@@ -18,7 +18,8 @@ from yamame.deploy.build import load_weights
 from yamame.deploy.load import agent_folder, read_saved
 from yamame.deploy.sources import Which, read_checkpoint
 from yamame.files.trust_record import Recorded, recorded
-from yamame.files.trusted import check_file, prefixes_of, without_foreign_weights
+from yamame.files.trusted import prefixes_of, without_foreign_weights
+from yamame.files.untrusted import check_file
 from yamame.runs.build import build_agent, build_env, check_device
 from yamame.runs.earlier import complete_env
 from yamame.runs.novelty import what_is_new
@@ -208,7 +209,10 @@ def _check_config(
     hint = None
     if own.elsewhere:
         names = " and ".join(f"{name} from {folder}" for name, folder in own.elsewhere.items())
-        hint = f"the run has imported {names}, start the command there or trust what is found here"
+        hint = (
+            f"the run has imported {names}: start the command there. Another package of this name "
+            "must be in trust=[...]"
+        )
     with at_source(str(source)):
         # Paths of pretrained weights in the file are dropped, not opened.
         checked = without_foreign_weights({**config, "env": _without(config["env"], env)})

@@ -174,7 +174,7 @@ class GymGoals(Gym):
     def __init__(
         self,
         *,
-        id: str = "FetchReach-v4",
+        id: str = "gymnasium_robotics:FetchReach-v4",
         settings: Mapping[str, Any] = MappingProxyType({}),
         time_limit: int | Literal["registered"] | None = "registered",
         radius: float | None = None,

@@ -15,7 +15,7 @@ from yamame.system.messages import print_stderr
 from yamame.system.user_code import user_code
 
 from yamame_envs.adapters.env import HostedEnv
-from yamame_envs.adapters.extras import MissingExtra
+from yamame_envs.adapters.extras import MissingExtra, missing_extra
 from yamame_envs.adapters.in_process import EnvSpaces, Outcome
 from yamame_envs.adapters.registered import find, make_registered
 from yamame_envs.adapters.shipping import packing_error, registration_error
@@ -175,6 +175,9 @@ class Gym(HostedEnv):
             with user_code(f"{self.label}: the environment failed while it was imported"):
                 registration: EnvSpec = find(self._id)
         except ImportError as error:
+            missing = missing_extra(error, self.label)
+            if missing is not None:
+                raise missing from error
             message = (
                 "Gym: id must be of a package that is installed or in this directory, "
                 f"got {self._id!r}: {error}"
@@ -199,6 +202,9 @@ class Gym(HostedEnv):
         try:
             return super()._read(success)
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+            missing = missing_extra(error, self.label)
+            if missing is not None:
+                raise missing from error
             raise MissingExtra(f"{self.label}: its packages must be installed: {error}") from error
         except (TypeError, gymnasium.error.Error) as error:
             condition = "be arguments that the environment accepts"
