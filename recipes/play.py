@@ -38,10 +38,12 @@ from yamame.evaluation.episode import render_frame
 from yamame.files.run_directory import check_folder
 from yamame.report.figures import write_gif, write_mp4
 from yamame.report.terminal import half_blocks
+from yamame.runs.extras import reported
 from yamame.runs.trained import load_from_options
 from yamame.spaces import Spaces
 from yamame.spaces.from_specs import spaces_of
 from yamame.system.messages import one_line
+from yamame.system.user_code import UserCodeError
 
 WRITERS = {"gif": write_gif, "mp4": write_mp4}
 
@@ -72,8 +74,11 @@ class Spectator:
             self.frames.append(render_frame(self._env))
             if self._width is not None:
                 print(half_blocks(self.frames[-1], width=self._width))
-        except NotImplementedError as error:
+        except (NotImplementedError, UserCodeError) as error:
             self.reasons.add(str(error))
+        # Environments of users draw with libraries that raise errors of any type.
+        except Exception as error:
+            self.reasons.add(f"{type(error).__name__}: {one_line(error)}")
         if "next" in step.keys():
             print(describe_step(step, self._spaces))
         else:
@@ -100,9 +105,10 @@ def play(cfg: PlayConfig) -> float:
         name = trained.config.env["_target_"].rpartition(".")[2]
         print(f"no video of {name}: {reason}", file=sys.stderr)
     if spectator.frames:
-        folder.mkdir(parents=True, exist_ok=True)
-        write = WRITERS[cfg.video]
-        print(write(folder / f"episode.{cfg.video}", np.stack(spectator.frames), fps=cfg.fps))
+        with reported(f"episode.{cfg.video}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            write = WRITERS[cfg.video]
+            print(write(folder / f"episode.{cfg.video}", np.stack(spectator.frames), fps=cfg.fps))
     return total
 
 

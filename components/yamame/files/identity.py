@@ -24,6 +24,8 @@ UNSEEN = (
     *("collector.resources", "collector.timeout"),
 )
 """Settings of processes and videos, which change neither learning nor measuring."""
+TOLERANCE = ("env.bounds",)
+"""Settings of values that would end a run, so that none has occurred before another is set."""
 MACHINE = (
     *("device", "float32_matmul_precision", "packing", "encoder.checkpoint_layers"),
     *("encoder.compiled", "collector.compile_policy"),
@@ -46,6 +48,7 @@ ADDED = {
     "env.observable": False,
     "env.split_by": "walls_and_goals",
     "env.position": True,
+    "env.bounds": "raise",
 }
 """Settings that earlier versions lacked, with the values that they behaved like.
 
@@ -93,7 +96,8 @@ def key_of(override: str) -> str:
 
 def leaves_what_was_done(key: str) -> bool:
     """Return whether the results so far stay valid if a run continues with another value."""
-    return is_one_of(key, BOOKKEEPING + LENGTH + UNSEEN + MACHINE) or "workers" in key.split(".")
+    settings = BOOKKEEPING + LENGTH + UNSEEN + TOLERANCE + MACHINE
+    return is_one_of(key, settings) or "workers" in key.split(".")
 
 
 def may_change_on_resume(key: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from yamame.checks import PositiveFloat, PositiveInt, check_bounds, require_choice
-from yamame.cli.app import command
+from yamame.cli.jobs import command
 from yamame.cli.nodes import select
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult

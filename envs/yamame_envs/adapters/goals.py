@@ -17,6 +17,7 @@ import torch
 from gymnasium import spaces
 from yamame.checks import PositiveInt, check_bounds, require
 from yamame.keys import GOAL_COMPLETED, GOAL_PAD
+from yamame.spaces.arrays import Outside
 
 from yamame_envs.adapters.gym import Gym
 from yamame_envs.adapters.registered import make_registered
@@ -137,7 +138,12 @@ def _goal_shape(entries: Mapping[str, spaces.Space[Any]]) -> tuple[int] | None:
 
 
 def make_with_goal(
-    id: str, settings: Mapping[str, Any], *, limited: bool, radius: float | None, owner: str
+    id: str,
+    settings: Mapping[str, Any],
+    *,
+    limited: bool,
+    radius: float | None,
+    owner: str,
 ) -> SingleGoal:
     """Make an environment that is registered with Gymnasium, as `SingleGoal`."""
     env = make_registered(id, settings, limited=limited)
@@ -150,7 +156,7 @@ class GymGoals(Gym):
     See `SingleGoal`.
 
     Args:
-        id, settings, time_limit, num_envs, seed, device, workers: As for `Gym`.
+        id, settings, time_limit, num_envs, seed, device, workers, bounds: As for `Gym`.
         radius: Largest Euclidean distance at which a goal is reached. None: the
             ``distance_threshold`` of the environment.
 
@@ -168,7 +174,7 @@ class GymGoals(Gym):
     def __init__(
         self,
         *,
-        id: str = "FetchReach-v4",
+        id: str = "gymnasium_robotics:FetchReach-v4",
         settings: Mapping[str, Any] = MappingProxyType({}),
         time_limit: int | Literal["registered"] | None = "registered",
         radius: float | None = None,
@@ -176,6 +182,7 @@ class GymGoals(Gym):
         seed: int = 0,
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008 (immutable)
+        bounds: Outside = "warn",
     ) -> None:
         self._radius = radius
         super().__init__(
@@ -187,6 +194,7 @@ class GymGoals(Gym):
             seed=seed,
             device=device,
             workers=workers,
+            bounds=bounds,
         )
 
     @property
