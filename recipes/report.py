@@ -81,7 +81,7 @@ def report(cfg: ReportConfig) -> Path:
 
     for verdict in content.verdicts:
         print(verdict)
-    for run, reason in left_out:
+    for run, reason in content.left_out:
         print(f"not counted: {run.name} ({run.run_id}): {reason}")
     for run, problem in content.problems:
         print(f"cannot be read: {run.name} ({run.run_id}): {problem}")

@@ -196,7 +196,7 @@ class MLflowTracker(Tracker):
         # Before anything is appended: it compares its offsets with the sizes of the files.
         sender = Sender(
             directory,
-            lambda: _existing(open_run(directory), directory),
+            lambda: _existing(open_run(directory, tracking_uri=tracking_uri), directory),
             run=run,
             pause_s=self.flush_s,
         )
@@ -209,7 +209,7 @@ class MLflowTracker(Tracker):
         is_new = run is None and "run_id" not in read_record(directory)
         if is_new:
             try:
-                sender.run = _create_run(directory, name=name, tags=present)
+                sender.run = _create_run(directory, tracking_uri, name=name, tags=present)
             except UsageError:
                 log.close()
                 entries.close()
@@ -390,9 +390,15 @@ def _open_recorded(directory: Path, tracking_uri: str) -> MLflowRun | None:
         return None
 
 
-def _create_run(directory: Path, *, name: str, tags: Mapping[str, str]) -> MLflowRun:
-    """Create the MLflow run that the record of a run directory announces."""
-    record = read_record(directory)
+def _create_run(
+    directory: Path, tracking_uri: str, *, name: str, tags: Mapping[str, str]
+) -> MLflowRun:
+    """Create the MLflow run that the record of a run directory announces.
+
+    It is created in the store that the user named: a stranger's record could name any file.
+    """
+    record = {**read_record(directory), "tracking_uri": tracking_uri}
+    write_record(directory, record)
     run = MLflowRun.create(
         record["tracking_uri"],
         record["experiment"],
