@@ -79,7 +79,7 @@ def measured(choice: str, overrides: list[str], options: argparse.Namespace) -> 
     summary = result.summary()
     spread = float(result.returns.std()) / len(result.returns) ** 0.5
     speed, ratio = speeds(env, random, single, options.seconds)
-    horizon = "" if "time" not in env.observation_spec.keys() else str(int(env._time_limit))
+    horizon = "" if "time" not in env.observation_spec.keys() else str(int(env.time_limit))
     for played in (single, env):
         played.close()
     return [

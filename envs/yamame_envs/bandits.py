@@ -62,7 +62,7 @@ class Bandits(BatchedEnv):
     torch.Size([2, 100, 1])
     """
 
-    _identity = ("means",)
+    identity = ("means",)
 
     @check_bounds
     def __init__(
@@ -94,7 +94,7 @@ class Bandits(BatchedEnv):
         )
         self._quantiles = Constant(torch.tensor(_normal_quantiles() if self._gaussian else ()))
 
-    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
+    def draw_tasks(self, task_seed: Tensor) -> Tensors:
         key = fold(task_seed, 0)
         if self._gaussian:
             means = self._normal(key, self._num_arms)
@@ -106,10 +106,10 @@ class Bandits(BatchedEnv):
         """Draw standard normal numbers, the same on any device: ``[*] -> [*, *shape]`` float32."""
         return self._quantiles.on(key.device)[integers(key, _QUANTILES, *shape)]
 
-    def _begin(self, task: Tensors) -> Tensors:
+    def begin(self, task: Tensors) -> Tensors:
         return {}
 
-    def _transition(
+    def transition(
         self, task: Tensors, state: Tensors, action: Tensor
     ) -> tuple[Tensors, Tensor, Tensor]:
         mean = task["means"].gather(1, action.unsqueeze(-1))
@@ -118,23 +118,23 @@ class Bandits(BatchedEnv):
             reward = mean + self._std * self._normal(key)
         else:
             reward = (uniform(key) < mean).float()
-        last = state["step_index"] + 1 >= self._horizon
+        last = state["step_index"] + 1 >= self.horizon
         return {}, reward, last & (action == task["best"]).unsqueeze(-1)
 
-    def _observe(self, task: Tensors, state: Tensors) -> Tensors:
+    def observe(self, task: Tensors, state: Tensors) -> Tensors:
         return {"observation": torch.zeros_like(state["step_index"], dtype=torch.float32)}
 
-    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
+    def hidden_values(self, task: Tensors, state: Tensors) -> Tensor:
         return task["means"].to(torch.float32, copy=True)
 
-    def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
+    def draw_picture(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draw one env: ``[H, W, 3]`` uint8 RGB.
 
         A bar per arm is as high as the arm's mean, the best one's is bright. The disc is below the
         arm that was pulled last, and the dot above it shows that more was paid than an arm pays on
         average.
         """
-        env_state = self._env_state
+        env_state = self.env_state
         means = env_state.task["means"][env_id].cpu().numpy().astype(np.float64)
         heights = (means + 3.0) / 6.0 if self._gaussian else means
         best = int(env_state.task["best"][env_id])

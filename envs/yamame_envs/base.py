@@ -24,7 +24,8 @@ from yamame.execution.capturing import capturing
 from yamame.transforms import context_values
 
 from yamame_envs.context import ContextEnv
-from yamame_envs.env_state import EnvState, restore
+from yamame_envs.env_state import EnvState, choose, restore
+from yamame_envs.former_hooks import BATCHED_HOOKS, former_attribute, link_former_names
 from yamame_envs.split import FEWEST, Identity, Split, draw_side, hash_of
 from yamame_envs.streams import fold
 from yamame_envs.tasks import TaskQueue, Tensors, sent
@@ -33,26 +34,40 @@ from yamame_envs.tasks import TaskQueue, Tensors, sent
 _PROBED_TASKS = 64
 # Steps for which tasks are reserved on a device at once, because every reservation waits for it.
 _RESERVED_STEPS = 16
+# Entries of a task that do not distinguish it: its seed, the episode's number, and a hash.
+_RESERVED_NAMES = frozenset({"task_seed", "number", "world_hash"})
 
 
 class BatchedEnv(ContextEnv):
     """Base class of natively batched environments.
 
-    A subclass implements `_draw_tasks`, `_begin`, `_transition` and `_observe`, each for many envs
-    at once. The state always holds ``step_index`` ``[N, 1]``, which this class counts. If an
-    episode has several attempts at its task, the state also holds ``trial_start`` ``[N, 1]`` bool
-    (an attempt begins here), and if it can end before the time limit and without success, ``ended``
-    ``[N, 1]`` bool.
+    A subclass implements the hooks `draw_tasks`, `begin`, `transition` and `observe`, each for many
+    envs at once; an env never reads the entries of others. The state always holds ``step_index``
+    ``[N, 1]``, which this class counts. If an episode has several attempts at its task, the state
+    also holds ``trial_start`` ``[N, 1]`` bool (an attempt begins here), and if it can end before
+    the time limit and without success, ``ended`` ``[N, 1]`` bool.
 
-    Steps can be captured, so only `_draw_tasks` may branch on the data; if another method does,
-    `capture_obstacle` must name it. `_draw_tasks` runs on the CPU and must find its tables there.
+    Further hooks have defaults: `hidden_values`, `task_limit`, `draw_picture` and `override`.
+    Tasks are held out by `hold_out`. `yamame_envs.testing.check_env` checks a subclass.
+
+    Steps can be captured, so only `draw_tasks` may branch on the data; if another hook does,
+    `capture_obstacle` must name it. `draw_tasks` runs on the CPU and must find its tables there.
 
     Args:
-        observations: Spec of one env for every entry that `_observe` returns.
-        hidden: Number of values of `_hidden`, which are written to ``hidden`` ``[N, hidden]``
+        observations: Spec of one env for every entry that `observe` returns.
+        hidden: Number of values of `hidden_values`, which are written to ``hidden`` ``[N, hidden]``
             float32. With 0, they stay hidden.
         arguments: Arguments of `ContextEnv`. After the time limit an episode is terminated.
+
+    Attributes:
+        env_state: Tasks, state and timestep of all envs (`yamame_envs.env_state.EnvState`).
+
+    Raises:
+        ArgumentError: A number is out of its range.
     """
+
+    _former_names: ClassVar[Mapping[str, str]] = BATCHED_HOOKS
+    _env_state = former_attribute("env_state")
 
     def __init__(
         self, *, observations: Mapping[str, TensorSpec], hidden: int = 0, **arguments: Any
@@ -68,14 +83,15 @@ class BatchedEnv(ContextEnv):
         """None, unless a subclass branches on the data."""
         return None
 
-    _split: Split = "all"
-    """Side of the split that episodes play; set by `_hold_out`."""
-    _identity: tuple[str, ...] = ()
+    split: Split = "all"
+    """Side of the split that episodes play; set by `hold_out`."""
+    identity: tuple[str, ...] = ()
     """Entries of a task that are hashed for the split; empty for all. A task may lack some."""
-    _identities: ClassVar[Mapping[str, Identity]] = {}
-    """Identities by value of the setting ``split_by``."""
-    _novelty: str = "new tasks"
-    # Set when `_check_split` has found enough tasks.
+    identities: ClassVar[Mapping[str, Identity]] = {}
+    """Identities by value of the setting ``split_by``. If empty, there is no such setting."""
+    split_novelty: str = "new tasks"
+    """Description of what is new on the other side of the split; set by `hold_out`."""
+    # Set when `check_split` has found enough tasks.
     _is_split = False
 
     @classmethod
@@ -83,28 +99,43 @@ class BatchedEnv(ContextEnv):
         require_choice(cls.__name__, "split", split, get_args(Split))
         return split
 
-    def _hold_out(self, split: Split, split_by: str) -> None:
-        """Set the side of the split and the identity of tasks, before the base constructor runs.
+    def hold_out(self, split: Split, split_by: str | None = None) -> None:
+        """Set the side of the split and the identity of tasks.
 
-        A subclass sets ``_novelty`` afterwards where its settings change which entries tasks have.
+        A subclass with a setting ``split`` calls it in its constructor, before the base constructor
+        runs. It sets ``split_novelty`` afterwards where its settings change which entries tasks
+        have.
+
+        Args:
+            split: Side of the split that episodes play.
+            split_by: Key of ``identities``. None, where there are none: tasks are the same if all
+                entries of ``identity`` agree.
+
+        Raises:
+            ArgumentError: There is no such side or identity.
         """
-        self._split = self._choose(split)
-        require_choice(self.label, "split_by", split_by, tuple(self._identities))
-        identity = self._identities[split_by]
-        self._identity = identity.entries
-        self._novelty = identity.novelty
+        self.split = self._choose(split)
+        if not self.identities:
+            return
+        require_choice(self.label, "split_by", split_by, tuple(self.identities))
+        identity = self.identities[str(split_by)]
+        self.identity = identity.entries
+        self.split_novelty = identity.novelty
 
-    def _check_split(self) -> None:
+    def check_split(self) -> None:
         """Raise if there are too few tasks for a split.
 
         A subclass may call this at the end of its constructor to raise early.
+
+        Raises:
+            ArgumentError: ``split`` is not ``all``, and there are fewer than 8 different tasks.
         """
-        if self._split == "all" or self._is_split:
+        if self.split == "all" or self._is_split:
             return
-        drawn = self._draw_tasks(fold(torch.arange(_PROBED_TASKS), 0))
+        drawn = self.draw_tasks(fold(torch.arange(_PROBED_TASKS), 0))
         count = len(self.task_hash(drawn).unique())
         conditions = ["be all"]
-        for name, identity in self._identities.items():
+        for name, identity in self.identities.items():
             entries = {entry: drawn[entry] for entry in identity.entries if entry in drawn}
             if len(hash_of(entries).unique()) >= FEWEST:
                 conditions.append(f"have split_by={name}")
@@ -112,21 +143,26 @@ class BatchedEnv(ContextEnv):
             f"{' or '.join(conditions)}, as there are too few different tasks ({count}) "
             "to hold some out"
         )
-        require(self.label, "split", self._split, count >= FEWEST, condition)
+        require(self.label, "split", self.split, count >= FEWEST, condition)
         self._is_split = True
 
     @property
     def novelty(self) -> str | None:
         """See `ContextEnv.novelty`."""
-        return None if self._split == "all" else self._novelty
+        return None if self.split == "all" else self.split_novelty
 
     def tasks_of(self, task_seed: Tensor) -> Tensors:
         """Return the tasks ``[R, ...]`` of seeds ``[R]`` on the CPU.
 
         They are on the side of the split that episodes play (`yamame_envs.split`).
         """
-        self._check_split()
-        return draw_side(self._draw_tasks, self.task_hash, task_seed, self._split, self.label)
+        self.check_split()
+        task = draw_side(self.draw_tasks, self.task_hash, task_seed, self.split, self.label)
+        names = sorted(task)
+        is_free = _RESERVED_NAMES.isdisjoint(names)
+        condition = f"return no entry {' or '.join(sorted(_RESERVED_NAMES))}"
+        require(self.label, "draw_tasks", names, is_free, condition)
+        return task
 
     def task_hash(self, task: Tensors) -> Tensor:
         """Return the hashes ``[R]`` int64 of tasks ``[R, ...]``.
@@ -137,38 +173,55 @@ class BatchedEnv(ContextEnv):
 
     def task_hashes(self) -> Tensor:
         """Return the hashes ``[N]`` int64 of the current tasks, after a reset."""
-        return self.task_hash(self._env_state.task)
+        return self.task_hash(self.env_state.task)
 
     @property
     def plays_all_tasks(self) -> bool:
         """True if there are too few tasks for a split, so that an evaluation plays all of them."""
-        if self._split != "all":
+        if self.split != "all":
             return False
-        drawn = self._draw_tasks(fold(torch.arange(_PROBED_TASKS), 0))
+        drawn = self.draw_tasks(fold(torch.arange(_PROBED_TASKS), 0))
         return len(self.task_hash(drawn).unique()) < FEWEST
 
     def _identity_of(self, task: Tensors) -> list[str]:
         """Return the sorted names of the hashed entries of a task."""
-        # The seed and the episode's number do not distinguish tasks.
-        names = self._identity or task.keys() - {"task_seed", "number", "world_hash"}
+        names = self.identity or task.keys() - _RESERVED_NAMES
         return sorted(name for name in names if name in task)
 
     @abstractmethod
-    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
-        """Draw the tasks of seeds ``[R]`` on the CPU: new tensors ``[R, ...]``.
+    def draw_tasks(self, task_seed: Tensor) -> Tensors:
+        """Draw the tasks of seeds on the CPU.
 
-        A task is constant during an episode.
+        A task is constant during an episode. It must be a pure function of its seed; draw from the
+        functions of `yamame_envs.streams`.
+
+        Args:
+            task_seed: ``[R]`` int64, on the CPU. R is any number of tasks.
+
+        Returns:
+            New tensors ``[R, ...]`` by name, any but ``task_seed``, ``number`` and ``world_hash``.
         """
 
     @abstractmethod
-    def _begin(self, task: Tensors) -> Tensors:
-        """Return the state ``[N, ...]`` at the start of these tasks."""
+    def begin(self, task: Tensors) -> Tensors:
+        """Return the state ``[N, ...]`` at the start of these tasks ``[N, ...]``.
+
+        The state holds everything that changes during an episode, besides ``step_index``.
+        """
 
     @abstractmethod
-    def _transition(
+    def transition(
         self, task: Tensors, state: Tensors, action: Tensor
     ) -> tuple[Tensors, Tensor, Tensor]:
         """Step all envs, out of place.
+
+        Noise, too, is a function of the seed: draw a key in `draw_tasks`, and fold the step index
+        into it.
+
+        Args:
+            task: ``[N, ...]``, entries of `draw_tasks`.
+            state: ``[N, ...]``, entries of `begin`, and ``step_index`` ``[N, 1]`` int64.
+            action: ``[N, ...]``, in bounds, as in ``action_spec``.
 
         Returns:
             The new state without ``step_index``, the reward ``[N, 1]`` float32 and the success
@@ -176,16 +229,28 @@ class BatchedEnv(ContextEnv):
         """
 
     @abstractmethod
-    def _observe(self, task: Tensors, state: Tensors) -> Tensors:
-        """Return new tensors ``[N, ...]`` for all entries of ``observations``."""
+    def observe(self, task: Tensors, state: Tensors) -> Tensors:
+        """Return new tensors ``[N, ...]`` for all entries of ``observations``.
 
-    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
-        """Return the hidden part of task and state: a new tensor ``[N, H]`` float32 of order 1."""
+        Args:
+            task: ``[N, ...]``, entries of `draw_tasks`.
+            state: ``[N, ...]``, entries of `begin` or `transition`, and ``step_index`` ``[N, 1]``.
+        """
+
+    def hidden_values(self, task: Tensors, state: Tensors) -> Tensor:
+        """Return the hidden part of task and state: a new tensor ``[N, H]`` float32 of order 1.
+
+        Raises:
+            NotImplementedError: This environment has no hidden values.
+        """
         raise NotImplementedError(f"{self.label}: it has no hidden values")
 
-    def _limit(self, task: Tensors) -> Tensor:
-        """Return the time limit of these tasks, a scalar or ``[N, 1]`` float32."""
-        return self._horizon
+    def task_limit(self, task: Tensors) -> Tensor:
+        """Return the time limit of these tasks in steps, a scalar or ``[N, 1]`` float32.
+
+        By default, ``horizon``. Limits must not exceed it.
+        """
+        return self.horizon
 
     def render(self, env_id: int = 0) -> npt.NDArray[np.uint8]:
         """Draw one env: ``[H, W, 3]`` uint8 RGB.
@@ -194,15 +259,19 @@ class BatchedEnv(ContextEnv):
             ArgumentError: There is no such env, or it was not reset.
             NotImplementedError: This environment cannot be drawn.
         """
-        is_reset = bool(self._env_state.task) and 0 <= env_id < self.batch_size[0]
+        is_reset = bool(self.env_state.task) and 0 <= env_id < self.batch_size[0]
         require(self.label, "env_id", env_id, is_reset, "be an env that was reset")
-        return self._draw(env_id)
+        return self.draw_picture(env_id)
 
-    def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
-        """Draw an env that was reset."""
+    def draw_picture(self, env_id: int) -> npt.NDArray[np.uint8]:
+        """Draw an env that was reset: ``[H, W, 3]`` uint8 RGB.
+
+        Raises:
+            NotImplementedError: This environment cannot be drawn.
+        """
         raise NotImplementedError(f"{self.label}: it cannot be drawn")
 
-    def _override(self, task: Tensors, tensordict: TensorDictBase, begins: Tensor) -> None:
+    def override(self, task: Tensors, tensordict: TensorDictBase, begins: Tensor) -> None:
         """Replace entries of new tasks by those in the argument of a reset.
 
         Args:
@@ -212,12 +281,14 @@ class BatchedEnv(ContextEnv):
         """
 
     @property
-    def _present(self) -> Tensors:
-        return self._env_state.timestep
+    def current_timestep(self) -> Tensors:
+        """See `ContextEnv.current_timestep`."""
+        return self.env_state.timestep
 
-    def _restart(self, streams: Tensor) -> None:
-        if "_env_state" not in self.__dict__:
-            self._env_state = EnvState(streams, torch.zeros_like(streams), {}, {}, {})
+    def restart(self, streams: Tensor) -> None:
+        """See `ContextEnv.restart`."""
+        if "env_state" not in self.__dict__:
+            self.env_state = EnvState(streams, torch.zeros_like(streams), {}, {}, {})
             self._queue = TaskQueue(len(streams))
             # Steps for which tasks are certainly drawn.
             self._room = 0
@@ -225,18 +296,18 @@ class BatchedEnv(ContextEnv):
             # a task. Steps on a device set them there, because raising would wait for it.
             faults = torch.zeros(2, dtype=torch.int64, device=streams.device)
             self.register_buffer("_faults", faults, persistent=False)
-        self._number(streams, torch.zeros_like(streams))
+        self.number_episodes(streams, torch.zeros_like(streams))
 
-    def _number(self, streams: Tensor, episodes: Tensor) -> None:
+    def number_episodes(self, streams: Tensor, episodes: Tensor) -> None:
         """Set the streams and the number ``[N]`` of the next episode of each env."""
-        self._env_state.streams = streams
-        self._env_state.episodes = episodes
+        self.env_state.streams = streams
+        self.env_state.episodes = episodes
         self._queue.clear()
         self._room = 0
 
     def reserve(self, num_steps: int) -> bool:
         """Draw tasks in advance; see `ContextEnv.reserve`."""
-        env_state = self._env_state
+        env_state = self.env_state
         num_envs = self.batch_size[0]
         # One copy: each would wait for the device.
         copied = torch.cat([self._faults, env_state.streams, env_state.episodes]).cpu()
@@ -244,7 +315,7 @@ class BatchedEnv(ContextEnv):
         out_of_bounds, without_task = faults.bool().tolist()
         if out_of_bounds or without_task:
             self._faults.zero_()
-            bounds = f"{self._encoding.low.tolist()}..{self._encoding.high.tolist()}"
+            bounds = f"{self.action_encoding.low.tolist()}..{self.action_encoding.high.tolist()}"
             got = "an action of an earlier step that was not"
             require(self.label, "action", got, not out_of_bounds, f"be in {bounds}")
             raise RuntimeError(
@@ -253,41 +324,43 @@ class BatchedEnv(ContextEnv):
         self._room = self._queue.reserve(num_steps, streams, episodes, self.tasks_of, self.device)
         return super().reserve(num_steps)
 
-    def _begin_episodes(self, begins: Tensor, tensordict: TensorDictBase | None) -> None:
+    def begin_episodes(self, begins: Tensor, tensordict: TensorDictBase | None) -> None:
+        """See `ContextEnv.begin_episodes`."""
         self._begin_tasks(begins, self._tasks_for(begins, tensordict))
 
-    def _begin_again(self, begins: Tensor, task_seed: Tensor) -> None:
+    def begin_again(self, begins: Tensor, task_seed: Tensor) -> None:
+        """See `ContextEnv.begin_again`."""
         # The task is not drawn again: an instruction given to `reset` would be lost.
-        self._begin_tasks(begins, self._env_state.task)
+        self._begin_tasks(begins, self.env_state.task)
 
     def _begin_tasks(self, begins: Tensor, task: Tensors) -> None:
-        env_state = self._env_state
+        env_state = self.env_state
         step_index = torch.zeros_like(begins, dtype=torch.int64).unsqueeze(-1)
-        state = {"step_index": step_index, **self._begin(task)}
+        state = {"step_index": step_index, **self.begin(task)}
         timestep = self._first_timestep(task, state)
         if env_state.task:
             if task is not env_state.task:
-                task = _chosen(begins, task, env_state.task)
-            state = _chosen(begins, state, env_state.state)
-            timestep = _chosen(begins, timestep, env_state.timestep)
+                task = choose(begins, task, env_state.task)
+            state = choose(begins, state, env_state.state)
+            timestep = choose(begins, timestep, env_state.timestep)
         env_state.task = task
         env_state.state = state
         env_state.timestep = timestep
 
     def _tasks_for(self, begins: Tensor, tensordict: TensorDictBase | None) -> Tensors:
         """Return new tasks ``[N, ...]``, of which those of a mask ``[N]`` will be played."""
-        chosen = self._chosen_tasks(tensordict)
+        chosen = self.requested_seeds(tensordict)
         if chosen is None:
             task = self._numbered_tasks(begins)
         else:
             drawn = {"task_seed": chosen, **self.tasks_of(chosen.cpu())}
             task = {name: sent(value, self.device) for name, value in drawn.items()}
         if tensordict is not None:
-            self._override(task, tensordict, begins)
+            self.override(task, tensordict, begins)
         return task
 
     def _numbered_tasks(self, begins: Tensor) -> Tensors:
-        env_state = self._env_state
+        env_state = self.env_state
         queue = self._queue
         if capturing():
             # Replays of the graph are not counted.
@@ -309,7 +382,7 @@ class BatchedEnv(ContextEnv):
 
     def _first_timestep(self, task: Tensors, state: Tensors) -> Tensors:
         num_envs = state["step_index"].shape[0]
-        action = torch.zeros(num_envs, self._encoding.encoded_size, device=self.device)
+        action = torch.zeros(num_envs, self.action_encoding.encoded_size, device=self.device)
         reward = torch.zeros(num_envs, 1, device=self.device)
         false = torch.zeros(num_envs, 1, dtype=torch.bool, device=self.device)
         return self._timestep(task, state, action, reward, false, false, starts=True)
@@ -327,16 +400,16 @@ class BatchedEnv(ContextEnv):
     ) -> Tensors:
         """Return all entries of a timestep, in tensors that no later step reads."""
         is_init = torch.full_like(success, starts)
-        timestep = dict(self._observe(task, state))
+        timestep = dict(self.observe(task, state))
         if self._shows_hidden:
-            timestep["hidden"] = self._hidden(task, state)
+            timestep["hidden"] = self.hidden_values(task, state)
         timestep |= context_values(
             state["step_index"].clone(),
             prev_action=prev_action,
             prev_reward=prev_reward,
             is_init=is_init,
             trial_start=state.get("trial_start", is_init).clone(),
-            horizon=self._limit(task),
+            horizon=self.task_limit(task),
         )
         timestep["success"] = success.clone()
         timestep["done"] = terminated.clone()
@@ -344,26 +417,27 @@ class BatchedEnv(ContextEnv):
         timestep["truncated"] = torch.zeros_like(terminated)
         return timestep
 
-    def _advance(self, action: Tensor) -> tuple[Tensors, Tensor]:
-        env_state = self._env_state
+    def advance(self, action: Tensor) -> tuple[Tensors, Tensor]:
+        """See `ContextEnv.advance`."""
+        env_state = self.env_state
         if action.is_cpu and not capturing():
-            self._check_action(action, env_state.state["step_index"])
+            self.check_action(action, env_state.state["step_index"])
         else:
-            low, high = self._encoding.bounds(action.device)
+            low, high = self.action_encoding.bounds(action.device)
             in_bounds = (action >= low) & (action <= high)
             self._faults[0].logical_or_(~in_bounds.all())
             # A wrong index on a device would end the process.
             action = torch.where(in_bounds, action, low.to(action.dtype))
-        state, reward, success = self._transition(env_state.task, env_state.state, action)
+        state, reward, success = self.transition(env_state.task, env_state.state, action)
         state["step_index"] = env_state.state["step_index"] + 1
-        terminated = success | (state["step_index"] >= self._limit(env_state.task))
+        terminated = success | (state["step_index"] >= self.task_limit(env_state.task))
         if "ended" in state:
             terminated = terminated | state["ended"]
         env_state.state = state
         env_state.timestep = self._timestep(
             env_state.task,
             state,
-            self._encoding.encode(action),
+            self.action_encoding.encode(action),
             reward,
             success,
             terminated,
@@ -376,7 +450,7 @@ class BatchedEnv(ContextEnv):
         if self.device.type != "cpu":
             # Raises if an action of an earlier step was out of bounds.
             self.reserve(1)
-        return self._env_state.snapshot(self._overrides)
+        return self.env_state.snapshot(self.overrides)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Restore a `state_dict` of an environment with the same settings.
@@ -386,12 +460,12 @@ class BatchedEnv(ContextEnv):
         Raises:
             ValueError: An entry is missing or has another number of envs.
         """
-        self._env_state = restore(state_dict, self._env_state.streams, self.tasks_of)
-        self._number(self._env_state.streams, self._env_state.episodes)
+        self.env_state = restore(state_dict, self.env_state.streams, self.tasks_of)
+        self.number_episodes(self.env_state.streams, self.env_state.episodes)
 
     def static_buffers(self) -> Tensors:
         """Return the tensors that a step reads and replaces, by name."""
-        tensors = self._env_state.tensors()
+        tensors = self.env_state.tensors()
         for name, value in self._queue.tasks.items():
             tensors[f"queue.{name}"] = value
         return tensors
@@ -406,21 +480,15 @@ class BatchedEnv(ContextEnv):
                 queued[entry] = value
             else:
                 kept[name] = value
-        self._env_state = EnvState.of(kept)
+        self.env_state = EnvState.of(kept)
         self._queue.tasks = queued
         self._room = 0
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "BatchedEnv":
         super()._apply(fn, recurse)
-        self._env_state.apply(fn)
-        self._number(self._env_state.streams, self._env_state.episodes)
+        self.env_state.apply(fn)
+        self.number_episodes(self.env_state.streams, self.env_state.episodes)
         return self
 
 
-def _chosen(mask: Tensor, new: Tensors, old: Tensors) -> Tensors:
-    """Return entries ``[N, ...]`` of ``new`` where a mask ``[N]`` is set, else of ``old``."""
-    chosen = {}
-    for name, value in old.items():
-        column = mask.view(-1, *[1] * (value.ndim - 1))
-        chosen[name] = torch.where(column, new[name], value)
-    return chosen
+link_former_names(BatchedEnv, BATCHED_HOOKS)

@@ -11,7 +11,7 @@ tasks, and the tasks of an env do not depend on the number of envs.
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -25,14 +25,21 @@ from yamame.execution.capturing import capturing
 from yamame.keys import DONE
 from yamame.transforms import context_specs
 
+from yamame_envs.former_hooks import CONTEXT_HOOKS, former_attribute, link_former_names
 from yamame_envs.streams import fold
 
 
 class ContextEnv(EnvBase):
     """Base class with specs, seeds, and a fused step that begins new episodes.
 
-    A subclass implements `_begin_episodes`, `_advance`, `_present` and `_restart`. If its steps can
-    be captured in a graph, it overrides `capture_obstacle`.
+    Most environments in tensor code are subclasses of `BatchedEnv`, which implements the hooks of
+    this class. A direct subclass steps something else, such as a simulator with a batch of its own.
+    It implements the hooks `begin_episodes`, `advance`, `current_timestep` and `restart`, and
+    ``state_dict`` and ``load_state_dict`` for an exact resume. If a second episode of a task
+    differs from the first (`RepeatedTrials`), it overrides `begin_again`; if its steps can be
+    captured in a graph, `capture_obstacle`. Hooks never read entries of other envs, so the episodes
+    of an env do not depend on the number of envs. `yamame_envs.testing.check_env` checks these
+    laws.
 
     ``reset`` takes, besides ``_reset``, an optional entry ``task_seed`` ``[N, 1]`` int64: the envs
     that reset play exactly these tasks, and their numbered episodes wait. ``step_and_maybe_reset``
@@ -48,12 +55,26 @@ class ContextEnv(EnvBase):
         seed: Seed of the tasks of all episodes.
         device: Device of all tensors.
 
+    Attributes:
+        action_encoding: Encoding of actions as ``prev_action`` (`yamame.actions.ActionEncoding`).
+        time_limit: The argument.
+        horizon: ``time_limit`` as a scalar float32 tensor on the device; 1 without a limit.
+
     Raises:
         ArgumentError: A number is out of its range.
     """
 
-    _overrides: tuple[str, ...] = ()
+    _former_names: ClassVar[Mapping[str, str]] = CONTEXT_HOOKS
+    _encoding = former_attribute("action_encoding")
+    _time_limit = former_attribute("time_limit")
+    _horizon = former_attribute("horizon")
+
+    overrides: tuple[str, ...] = ()
     """Entries of a task that a reset may replace by others than those of the task seed."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        link_former_names(cls, cls._former_names)
 
     @check_bounds
     def __init__(
@@ -69,15 +90,15 @@ class ContextEnv(EnvBase):
     ) -> None:
         super().__init__(device=device, batch_size=torch.Size([num_envs]))
         self.is_closed = False
-        self._encoding = ActionEncoding(action)
-        self._time_limit = time_limit
+        self.action_encoding = ActionEncoding(action)
+        self.time_limit = time_limit
         self._set_specs(observations, action, tells_success)
         # Entries that the environment reads or writes; all others belong to the policy.
-        self._known = {"action", "reward", "next", "_reset", "task_seed", *self._overrides}
+        self._known = {"action", "reward", "next", "_reset", "task_seed", *self.overrides}
         self._known.update(self.observation_spec.keys())
         self._known.update(self.full_done_spec.keys())
         horizon = torch.tensor(float(time_limit or 1), device=self.device)
-        self.register_buffer("_horizon", horizon, persistent=False)
+        self.register_buffer("horizon", horizon, persistent=False)
         self.set_seed(seed)
 
     @property
@@ -93,8 +114,8 @@ class ContextEnv(EnvBase):
         entries = {name: spec.expand(num_envs, *spec.shape) for name, spec in observations.items()}
         entries |= context_specs(
             self.batch_size,
-            encoded_size=self._encoding.encoded_size,
-            horizon=self._time_limit,
+            encoded_size=self.action_encoding.encoded_size,
+            horizon=self.time_limit,
             device=self.device,
         )
         if tells_success:
@@ -143,33 +164,49 @@ class ContextEnv(EnvBase):
 
     @property
     @abstractmethod
-    def _present(self) -> Mapping[str, Any]:
-        """Current timestep of all envs. Empty before the first reset."""
+    def current_timestep(self) -> Mapping[str, Any]:
+        """Entries ``[N, ...]`` of the current timestep of all envs; empty before the first reset.
 
-    @abstractmethod
-    def _restart(self, streams: Tensor) -> None:
-        """Set the streams: episode e of env i has the task seed ``fold(streams[i], e)``.
-
-        They are used from the next reset on.
+        They are those of ``observation_spec`` and ``full_done_spec``.
         """
 
     @abstractmethod
-    def _begin_episodes(self, begins: Tensor, tensordict: TensorDictBase | None) -> None:
-        """Begin an episode in some envs.
+    def restart(self, streams: Tensor) -> None:
+        """Set the streams, and count episodes from 0 again.
+
+        Episode e of env i has the task seed ``fold(streams[i], e)`` (`yamame_envs.streams.fold`),
+        from the next reset on. The base constructor calls this hook, before the constructor of a
+        subclass continues.
 
         Args:
-            begins: ``[N]`` bool, the envs.
-            tensordict: Argument of `reset`; None where a step begins the episode.
+            streams: ``[N]`` int64, key of each env.
         """
 
-    def _begin_again(self, begins: Tensor, task_seed: Tensor) -> None:
+    @abstractmethod
+    def begin_episodes(self, begins: Tensor, tensordict: TensorDictBase | None) -> None:
+        """Begin an episode in some envs; the other envs continue unchanged.
+
+        Afterwards `current_timestep` holds the first timestep of these episodes, with ``is_init``
+        and ``trial_start`` set, ``step_index``, ``prev_action`` and ``prev_reward`` 0, and no entry
+        of ``full_done_spec`` set.
+
+        Args:
+            begins: ``[N]`` bool, the envs. The first call sets all of them.
+            tensordict: Argument of `reset`; None where a step begins the episode. If
+                `requested_seeds` finds task seeds in it, these are played and the numbers of
+                episodes do not change; otherwise each env plays its next numbered episode.
+        """
+
+    def begin_again(self, begins: Tensor, task_seed: Tensor) -> None:
         """Begin another episode of the current task in some envs.
+
+        By default, it is `begin_episodes` with the same task seeds.
 
         Args:
             begins: ``[N]`` bool, the envs.
             task_seed: ``[N, 1]`` int64, seeds of the current tasks of all envs.
         """
-        self._begin_episodes(begins, self._wrap({"task_seed": task_seed}))
+        self.begin_episodes(begins, self._wrap({"task_seed": task_seed}))
 
     def reserve(self, num_steps: int) -> bool:
         """Do the work of the host for ``num_steps`` steps in advance, so that no step waits for it.
@@ -186,18 +223,26 @@ class ContextEnv(EnvBase):
         return self.capture_obstacle is None
 
     @abstractmethod
-    def _advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
+    def advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
         """Step all envs.
 
+        Afterwards `current_timestep` holds the entries of the next timestep. Envs whose episode is
+        over are stepped as well; their entries are not read.
+
+        Args:
+            action: ``[N, ...]``, as in ``action_spec``. `check_action` raises if one is out of
+                bounds.
+
         Returns:
-            The entries of the next timestep, and the reward ``[N, 1]`` as a separate tensor.
+            The entries ``[N, ...]`` of the next timestep, which no later step changes in place, and
+            the reward ``[N, 1]`` float32 as a separate tensor.
         """
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is None:
             return
         index = torch.arange(self.batch_size[0], device=self.device)
-        self._restart(fold(torch.full_like(index, seed), index))
+        self.restart(fold(torch.full_like(index, seed), index))
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDict:
         begins = self._resetting(tensordict)
@@ -205,15 +250,15 @@ class ContextEnv(EnvBase):
             # Raises if an action of an earlier step was out of bounds.
             self.reserve(1)
         if self._may_be_any(begins):
-            self._begin_episodes(begins, tensordict)
-        return self._wrap(dict(self._present))
+            self.begin_episodes(begins, tensordict)
+        return self._wrap(dict(self.current_timestep))
 
     def _resetting(self, tensordict: TensorDictBase | None) -> Tensor:
         mask = None if tensordict is None else tensordict.get("_reset", None)
         if mask is None:
             return torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
         begins = mask.view(self.batch_size)
-        if not self._present:
+        if not self.current_timestep:
             got = f"{int(begins.sum())} envs"
             condition = "cover all envs at the first reset"
             require(self.label, "_reset", got, bool(begins.all()), condition)
@@ -228,8 +273,12 @@ class ContextEnv(EnvBase):
             return True
         return bool(mask.any())
 
-    def _chosen_tasks(self, tensordict: TensorDictBase | None) -> Tensor | None:
-        """Return the task seeds ``[N]`` in the argument of a reset; None if there are none."""
+    def requested_seeds(self, tensordict: TensorDictBase | None) -> Tensor | None:
+        """Return the task seeds ``[N]`` int64 in the argument of a reset; None if there are none.
+
+        Raises:
+            ArgumentError: The entry ``task_seed`` is not ``[N, 1]`` int64.
+        """
         seeds = None if tensordict is None else tensordict.get("task_seed", None)
         if seeds is None:
             return None
@@ -239,14 +288,17 @@ class ContextEnv(EnvBase):
         require(self.label, "task_seed", got, fits, f"be int64 {shape}")
         return seeds[:, 0]
 
-    def _check_action(self, action: Tensor, step_index: Tensor) -> None:
+    def check_action(self, action: Tensor, step_index: Tensor) -> None:
         """Raise if an action is out of bounds.
 
         Args:
             action: ``[N, ...]``.
             step_index: ``[N, 1]``, for the message.
+
+        Raises:
+            ValueError: An action is out of bounds.
         """
-        low, high = self._encoding.bounds(action.device)
+        low, high = self.action_encoding.bounds(action.device)
         in_bounds = (action >= low) & (action <= high)
         if not in_bounds.all():
             env_id = int((~in_bounds).nonzero()[0, 0])
@@ -256,11 +308,11 @@ class ContextEnv(EnvBase):
             )
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        timestep, reward = self._advance(self._action(tensordict))
+        timestep, reward = self.advance(self._action(tensordict))
         return self._wrap({**timestep, "reward": reward})
 
     def _action(self, tensordict: TensorDictBase) -> Tensor:
-        if not self._present:
+        if not self.current_timestep:
             raise RuntimeError(f"{type(self).__name__}: reset must be called before step")
         return tensordict.get("action")
 
@@ -278,13 +330,13 @@ class ContextEnv(EnvBase):
         self._assert_tensordict_shape(tensordict)
         if tensordict.device != self.device:
             tensordict = tensordict.to(self.device)
-        timestep, reward = self._advance(self._action(tensordict))
+        timestep, reward = self.advance(self._action(tensordict))
         tensordict.set("next", self._wrap({**timestep, "reward": reward}))
         begins = timestep["done"].view(self.batch_size)
         some_begin = self._may_be_any(begins)
         if some_begin:
-            self._begin_episodes(begins, None)
-        root = self._wrap(dict(self._present))
+            self.begin_episodes(begins, None)
+        root = self._wrap(dict(self.current_timestep))
         foreign = keys - self._known
         if foreign:
             # Entries of the policy stay. As in `EnvBase`, they are cleared if only some envs begin.
@@ -296,4 +348,7 @@ class ContextEnv(EnvBase):
 
     def present(self) -> TensorDict:
         """Return a copy of the current timestep, as returned by `reset` or the last step."""
-        return self._wrap(dict(self._present)).clone()
+        return self._wrap(dict(self.current_timestep)).clone()
+
+
+link_former_names(ContextEnv, CONTEXT_HOOKS)

@@ -70,7 +70,7 @@ class DarkKeyDoor(BatchedEnv):
     torch.Size([2, 100, 4])
     """
 
-    _identities: ClassVar = {
+    identities: ClassVar = {
         "rooms": Identity(("key", "door"), "new rooms"),
         "rooms_and_starts": Identity(
             ("start", "key", "door", "actions"), "new starts in known rooms"
@@ -98,9 +98,9 @@ class DarkKeyDoor(BatchedEnv):
         device: str | torch.device = "cpu",
     ) -> None:
         require_choice(self.label, "attempts", attempts, get_args(Attempts))
-        self._hold_out(split, split_by)
+        self.hold_out(split, split_by)
         if randomize_actions and split_by == "rooms_and_starts":
-            self._novelty = "new combinations of room, start and actions"
+            self.split_novelty = "new combinations of room, start and actions"
         self._size = size
         self._trial_limit = trial_limit
         self._attempts = attempts
@@ -119,7 +119,7 @@ class DarkKeyDoor(BatchedEnv):
             device=device,
         )
         self._add_tables()
-        self._check_split()
+        self.check_split()
 
     def _add_tables(self) -> None:
         size = self._size
@@ -133,14 +133,14 @@ class DarkKeyDoor(BatchedEnv):
         self.register_buffer("_places", (places / size).to(self.device), persistent=False)
         self.register_buffer("_trial_length", length.to(self.device), persistent=False)
 
-    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
+    def draw_tasks(self, task_seed: Tensor) -> Tensors:
         names = ("start", "key", "door")
         task = {name: integers(fold(task_seed, i), self._size**2) for i, name in enumerate(names)}
         if self._randomize:
             task["actions"] = permutation(fold(task_seed, 3), 5)
         return task
 
-    def _begin(self, task: Tensors) -> Tensors:
+    def begin(self, task: Tensors) -> Tensors:
         start = task["start"]
         no = torch.zeros_like(start, dtype=torch.bool)
         state = {
@@ -156,7 +156,7 @@ class DarkKeyDoor(BatchedEnv):
             state["over"] = no.clone()
         return state
 
-    def _transition(
+    def transition(
         self, task: Tensors, state: Tensors, action: Tensor
     ) -> tuple[Tensors, Tensor, Tensor]:
         cell, picks_up, opens = self._walk(task, state, action)
@@ -172,7 +172,7 @@ class DarkKeyDoor(BatchedEnv):
             over = opens | ((clock >= self._trial_limit) & ~begins)
             extra["over"] = over
         opened = torch.where(over, opens, state["opened"])
-        last = state["step_index"] + 1 >= self._horizon
+        last = state["step_index"] + 1 >= self.horizon
         new = {
             "cell": torch.where(begins, task["start"], cell),
             "has_key": (state["has_key"] | picks_up) & ~begins,
@@ -193,24 +193,24 @@ class DarkKeyDoor(BatchedEnv):
         opens = has_key & (cell == task["door"])
         return cell, picks_up, opens
 
-    def _observe(self, task: Tensors, state: Tensors) -> Tensors:
+    def observe(self, task: Tensors, state: Tensors) -> Tensors:
         clock = (state["clock"] / self._trial_length).unsqueeze(-1)
         seen = [self._places.index_select(0, state["cell"]), state["has_key"].unsqueeze(-1), clock]
         if self._light:
             seen += [self._places.index_select(0, task[name]) for name in ("door", "key")]
         return {"observation": torch.cat(seen, 1)}
 
-    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
+    def hidden_values(self, task: Tensors, state: Tensors) -> Tensor:
         seen = [self._places.index_select(0, task[name]) for name in ("door", "key")]
         return torch.cat(seen + ([one_hots(task["actions"], 5)] if self._randomize else []), 1)
 
-    def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
+    def draw_picture(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draw one env: ``[H, W, 3]`` uint8 RGB.
 
         The agent is a disc. What is to be reached next, the key or the door, is a bright disc
         within a ring, the door before its turn is a ring, the key that was found a small dot.
         """
-        env_state = self._env_state
+        env_state = self.env_state
         walls = np.ones((self._size + 2, self._size + 2), bool)
         walls[1:-1, 1:-1] = False
         picture = frame(walls)

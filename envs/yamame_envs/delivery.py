@@ -75,7 +75,7 @@ class PackageDelivery(GoalEnv):
     torch.Size([2, 3, 4, 1])
     """
 
-    _identities: ClassVar = {
+    identities: ClassVar = {
         "roads": Identity(("onward", "button"), "new combinations of road and button"),
         "roads_and_goals": Identity(
             ("onward", "button", "instruction"), "new combinations of road, button and goals"
@@ -98,7 +98,7 @@ class PackageDelivery(GoalEnv):
         device: str | torch.device = "cpu",
     ) -> None:
         self._check_settings(length, min_packages, max_packages)
-        self._hold_out(split, split_by)
+        self.hold_out(split, split_by)
         self._length = length
         self._packages = (min_packages, max_packages)
         self._forks = (length // 5 // 2, length // 5)
@@ -115,7 +115,7 @@ class PackageDelivery(GoalEnv):
             seed=seed,
             device=device,
         )
-        self._check_split()
+        self.check_split()
 
     @classmethod
     def _check_settings(cls, length: int, min_packages: int, max_packages: int) -> None:
@@ -127,7 +127,7 @@ class PackageDelivery(GoalEnv):
         condition = f"be in 1..{max_packages}"
         require(owner, "min_packages", min_packages, min_packages <= max_packages, condition)
 
-    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
+    def draw_tasks(self, task_seed: Tensor) -> Tensors:
         least, most = self._forks
         cells = 1 + permutation(fold(task_seed, 0), self._length - 1)
         number = least + integers(fold(task_seed, 1), most - least + 1)
@@ -151,7 +151,7 @@ class PackageDelivery(GoalEnv):
         ordered = padded.sort(-1).values.to(torch.float32)
         return ordered.masked_fill(unused, GOAL_PAD).unsqueeze(-1)
 
-    def _check_instruction(self, task: Tensors, begins: Tensor) -> None:
+    def check_instruction(self, task: Tensors, begins: Tensor) -> None:
         cells = task["instruction"][..., 0]
         index = cells.long().clamp(min=0)
         blocked = ((index == 0) | (task["onward"].gather(1, index) > 0)) & (cells != GOAL_PAD)
@@ -165,7 +165,7 @@ class PackageDelivery(GoalEnv):
             cell = int(cells[env_id, slot])
             raise ArgumentError(self.label, "instruction", cell, condition)
 
-    def _begin_world(self, task: Tensors) -> Tensors:
+    def begin_world(self, task: Tensors) -> Tensors:
         position = torch.zeros_like(task["button"])
         return {
             "position": position,
@@ -175,7 +175,7 @@ class PackageDelivery(GoalEnv):
             "placed": torch.zeros_like(position, dtype=torch.bool),
         }
 
-    def _move(self, task: Tensors, state: Tensors, action: Tensor) -> Tensors:
+    def move(self, task: Tensors, state: Tensors, action: Tensor) -> Tensors:
         position = state["position"]
         packages = state["packages"]
         onward = state["onward"]
@@ -194,19 +194,19 @@ class PackageDelivery(GoalEnv):
             "placed": placed,
         }
 
-    def _look(self, task: Tensors, state: Tensors) -> Tensors:
+    def look(self, task: Tensors, state: Tensors) -> Tensors:
         seen = torch.stack([state["position"], state["packages"], state["onward"] > 0], -1)
         return {"observation": seen.to(torch.float32)}
 
-    def _achieved(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
+    def achieved_goals(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
         goal = state["position"].to(torch.float32).view(-1, 1, 1)
         return goal, state["placed"].unsqueeze(-1).clone()
 
-    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
+    def hidden_values(self, task: Tensors, state: Tensors) -> Tensor:
         branches = (task["onward"] == 2).to(torch.float32) - (task["onward"] == 1).to(torch.float32)
         return torch.cat([branches, one_hots(task["button"] - _BUTTONS[0], 4)], 1)
 
-    def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
+    def draw_picture(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draw one env: ``[H, W, 3]`` uint8 RGB; of a long road, the part around the agent.
 
         The agent is a disc, the active destination a bright disc within a ring, future destinations
@@ -214,7 +214,7 @@ class PackageDelivery(GoalEnv):
         both sides; the one that goes on holds a small dot. The packages left lie in a row under the
         road.
         """
-        env_state = self._env_state
+        env_state = self.env_state
         position = int(env_state.state["position"][env_id])
         columns = min(self._length, _COLUMNS_SHOWN)
         left = min(max(position - columns // 2, 0), self._length - columns)

@@ -8,6 +8,7 @@ beside the seed.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from yamame_envs.tasks import Draw, Tensors, sent
@@ -102,3 +103,12 @@ def restore(snapshot: Mapping[str, Tensor], like: Tensor, draw: Draw) -> EnvStat
         # Saved entries come last: they replace those of the task seed.
         restored.task = {**task, **restored.task}
     return restored
+
+
+def choose(mask: Tensor, new: Tensors, old: Tensors) -> Tensors:
+    """Return entries ``[N, ...]`` of ``new`` where a mask ``[N]`` is set, else of ``old``."""
+    chosen = {}
+    for name, value in old.items():
+        column = mask.view(-1, *[1] * (value.ndim - 1))
+        chosen[name] = torch.where(column, new[name], value)
+    return chosen

@@ -80,7 +80,7 @@ class MetaFrozenLake(BatchedEnv):
             [0., 0., 1., 0.]])
     """
 
-    _identities: ClassVar = {
+    identities: ClassVar = {
         "lakes": Identity(("holes",), "new lakes"),
         "lakes_and_actions": Identity(("holes", "effects"), "new actions on known lakes"),
     }
@@ -104,10 +104,10 @@ class MetaFrozenLake(BatchedEnv):
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        self._hold_out(split, split_by)
+        self.hold_out(split, split_by)
         if not hard:
             # Actions are never swapped.
-            self._novelty = self._identities["lakes"].novelty
+            self.split_novelty = self.identities["lakes"].novelty
         self._size = size
         self._num_trials = num_trials
         self._hard = hard
@@ -126,7 +126,7 @@ class MetaFrozenLake(BatchedEnv):
             device=device,
         )
         self._add_tables()
-        self._check_split()
+        self.check_split()
 
     def _add_tables(self) -> None:
         size = self._size
@@ -143,7 +143,7 @@ class MetaFrozenLake(BatchedEnv):
         for name, table in tables.items():
             self.register_buffer(name, table.to(self.device), persistent=False)
 
-    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
+    def draw_tasks(self, task_seed: Tensor) -> Tensors:
         task = {"holes": draw_lakes(fold(task_seed, 0), self._size).flatten(1)}
         if self._hard:
             swapped = uniform(fold(task_seed, 1)) < _SWAP
@@ -153,7 +153,7 @@ class MetaFrozenLake(BatchedEnv):
             task["steps"] = fold(task_seed, 3)
         return task
 
-    def _begin(self, task: Tensors) -> Tensors:
+    def begin(self, task: Tensors) -> Tensors:
         zero = torch.zeros_like(task["task_seed"])
         flag = zero.unsqueeze(-1).to(torch.bool)
         cracked = {"holes": task["holes"].clone()} if self._hard else {}
@@ -166,7 +166,7 @@ class MetaFrozenLake(BatchedEnv):
             **cracked,
         }
 
-    def _transition(
+    def transition(
         self, task: Tensors, state: Tensors, action: Tensor
     ) -> tuple[Tensors, Tensor, Tensor]:
         cell = state["cell"]
@@ -210,7 +210,7 @@ class MetaFrozenLake(BatchedEnv):
             changed["holes"] = torch.where(again.unsqueeze(-1), task["holes"], holes)
         return changed, reward.unsqueeze(-1), (ended & crossed).unsqueeze(-1)
 
-    def _observe(self, task: Tensors, state: Tensors) -> Tensors:
+    def observe(self, task: Tensors, state: Tensors) -> Tensors:
         cell = self._misread(task, state) if self._hard else state["cell"]
         place = self._places.index_select(0, cell)
         trial_start = state["trial_start"].to(torch.float32)
@@ -228,7 +228,7 @@ class MetaFrozenLake(BatchedEnv):
         column = cell % size + error[:, 1]
         return row.clamp(0, size - 1) * size + column.clamp(0, size - 1)
 
-    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
+    def hidden_values(self, task: Tensors, state: Tensors) -> Tensor:
         if not self._hard:
             return task["holes"].to(torch.float32)
         swapped = (task["effects"][:, 1:2] != 1).to(torch.float32)
@@ -236,13 +236,13 @@ class MetaFrozenLake(BatchedEnv):
         place = self._places.index_select(0, state["cell"])
         return torch.cat([holes, place, swapped], 1)
 
-    def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
+    def draw_picture(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draw one env: ``[H, W, 3]`` uint8 RGB.
 
         The agent is a disc, holes are large dark discs, the goal is a bright disc within a ring.
         Where the agent observes itself elsewhere, a ring shows the place.
         """
-        env_state, size = self._env_state, self._size
+        env_state, size = self.env_state, self._size
         walls = np.ones((size + 2, size + 2), bool)
         walls[1:-1, 1:-1] = False
         picture = frame(walls)

@@ -14,6 +14,7 @@ and ``split`` is not ``all`` (`yamame_envs.split`).
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -24,6 +25,7 @@ from yamame.checks import PositiveInt, require
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD, advance, num_goals, show
 
 from yamame_envs.base import BatchedEnv
+from yamame_envs.former_hooks import GOAL_HOOKS, link_former_names
 from yamame_envs.split import HeldOutInstructions, entry_hash
 from yamame_envs.tasks import Tensors
 
@@ -33,8 +35,8 @@ class GoalEnv(BatchedEnv):
 
     Every goal that is completed in its turn pays 1; the last one is success.
 
-    A subclass implements `_draw_tasks` (with an entry ``instruction`` ``[R, K, d]``),
-    `_begin_world`, `_move`, `_look` and `_achieved`. ``reset`` takes an optional entry
+    A subclass implements `draw_tasks` (with an entry ``instruction`` ``[R, K, d]``),
+    `begin_world`, `move`, `look` and `achieved_goals`. ``reset`` takes an optional entry
     ``instruction`` ``[N, K, d]`` that replaces the drawn goals of the envs that reset;
     `set_instruction` does so for all episodes to come.
 
@@ -42,7 +44,7 @@ class GoalEnv(BatchedEnv):
         num_envs: Number of envs N.
         time_limit: Steps after which an episode is terminated.
         action: Spec of one env's action.
-        observations: Spec of one env for every entry that `_look` returns.
+        observations: Spec of one env for every entry that `look` returns.
         instruction: Size (K, d) of an instruction.
         achieved_slots: Number M of goals that can hold at the same time.
         goal_high: Upper bound of the coordinates of a goal; their lower bound is 0.
@@ -51,7 +53,8 @@ class GoalEnv(BatchedEnv):
         device: Device of all tensors.
     """
 
-    _overrides = ("instruction",)
+    overrides = ("instruction",)
+    _former_names: ClassVar[Mapping[str, str]] = GOAL_HOOKS
 
     def __init__(
         self,
@@ -99,18 +102,18 @@ class GoalEnv(BatchedEnv):
 
     @property
     def _holds_instructions_out(self) -> bool:
-        if self._split == "all":
+        if self.split == "all":
             return False
         # An empty identity covers all entries of a task.
-        return not self._identity or "instruction" in self._identity
+        return not self.identity or "instruction" in self.identity
 
     @property
     def held_out_instructions(self) -> HeldOutInstructions | None:
         """Function that finds held-out instructions; None if the split ignores instructions."""
         if not self._holds_instructions_out:
             return None
-        names = self._identity_of(self._draw_tasks(torch.zeros(1, dtype=torch.int64)))
-        return HeldOutInstructions(names.index("instruction"), self._split)
+        names = self._identity_of(self.draw_tasks(torch.zeros(1, dtype=torch.int64)))
+        return HeldOutInstructions(names.index("instruction"), self.split)
 
     def tasks_of(self, task_seed: Tensor) -> Tensors:
         """Return the tasks of seeds, with ``world_hash`` if instructions are held out.
@@ -129,36 +132,44 @@ class GoalEnv(BatchedEnv):
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Restore a `state_dict`, see `BatchedEnv.load_state_dict`."""
         super().load_state_dict(state_dict)
-        env_state = self._env_state
+        env_state = self.env_state
         # States of earlier versions have no ``world_hash``.
         if self._holds_instructions_out and env_state.task:
             env_state.timestep["world_hash"] = env_state.task["world_hash"].unsqueeze(-1)
 
     @abstractmethod
-    def _begin_world(self, task: Tensors) -> Tensors:
+    def begin_world(self, task: Tensors) -> Tensors:
         """Return the state ``[R, ...]`` of the world at the start of these tasks."""
 
     @abstractmethod
-    def _move(self, task: Tensors, state: Tensors, action: Tensor) -> Tensors:
+    def move(self, task: Tensors, state: Tensors, action: Tensor) -> Tensors:
         """Return the state of the world after one step of all envs, out of place."""
 
     @abstractmethod
-    def _look(self, task: Tensors, state: Tensors) -> Tensors:
+    def look(self, task: Tensors, state: Tensors) -> Tensors:
         """Return the observation of the world as new tensors ``[R, ...]``.
 
         ``state`` also holds ``achieved``.
         """
 
     @abstractmethod
-    def _achieved(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
+    def achieved_goals(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
         """Return the goals that hold, as new tensors.
 
         Returns:
             Goals ``[R, M, d]`` float32, and the mask ``[R, M]`` bool of slots that hold one.
         """
 
-    def _check_instruction(self, task: Tensors, begins: Tensor) -> None:
-        """Raise if a task of a mask ``[N]`` excludes the instruction of `set_instruction`."""
+    def check_instruction(self, task: Tensors, begins: Tensor) -> None:
+        """Raise if a task of a mask ``[N]`` excludes the instruction of `set_instruction`.
+
+        Args:
+            task: ``[N, ...]``, new tasks, with the instruction.
+            begins: ``[N]`` bool, the envs that play them.
+
+        Raises:
+            ArgumentError: The instruction is impossible in one of these tasks.
+        """
 
     def set_instruction(self, text: str | None) -> None:
         """Set the goals of every episode that begins from now on.
@@ -199,12 +210,13 @@ class GoalEnv(BatchedEnv):
         # The argument of this reset precedes the instruction of all resets.
         if self._asked is not None and not is_given:
             task["instruction"] = self._asked.to(self.device).repeat(len(begins), 1, 1)
-            self._check_instruction(task, begins)
+            self.check_instruction(task, begins)
         return task
 
-    def _begin(self, task: Tensors) -> Tensors:
-        world = self._begin_world(task)
-        achieved, mask = self._achieved(task, world)
+    def begin(self, task: Tensors) -> Tensors:
+        """See `BatchedEnv.begin`."""
+        world = self.begin_world(task)
+        achieved, mask = self.achieved_goals(task, world)
         total = num_goals(task["instruction"])
         active = torch.zeros_like(total)
         return self._with_progress(world, active, total, achieved, mask)
@@ -215,18 +227,20 @@ class GoalEnv(BatchedEnv):
         progress = {"active": active, "total": total, "achieved": achieved, "achieved_mask": mask}
         return {**world, **progress}
 
-    def _transition(
+    def transition(
         self, task: Tensors, state: Tensors, action: Tensor
     ) -> tuple[Tensors, Tensor, Tensor]:
-        world = self._move(task, state, action)
-        achieved, mask = self._achieved(task, world)
+        """See `BatchedEnv.transition`."""
+        world = self.move(task, state, action)
+        achieved, mask = self.achieved_goals(task, world)
         active, reward = advance(task["instruction"], state["active"], achieved, mask)
         success = active >= state["total"]
         state = self._with_progress(world, active, state["total"], achieved, mask)
         return state, reward.unsqueeze(-1), success.unsqueeze(-1)
 
-    def _observe(self, task: Tensors, state: Tensors) -> Tensors:
-        entries = dict(self._look(task, state))
+    def observe(self, task: Tensors, state: Tensors) -> Tensors:
+        """See `BatchedEnv.observe`."""
+        entries = dict(self.look(task, state))
         entries["goal"] = show(task["instruction"], state["active"])
         entries["achieved"] = state["achieved"]
         entries["achieved_mask"] = state["achieved_mask"]
@@ -234,7 +248,8 @@ class GoalEnv(BatchedEnv):
             entries["world_hash"] = task["world_hash"].unsqueeze(-1).clone()
         return entries
 
-    def _override(self, task: Tensors, tensordict: TensorDictBase, begins: Tensor) -> None:
+    def override(self, task: Tensors, tensordict: TensorDictBase, begins: Tensor) -> None:
+        """See `BatchedEnv.override`."""
         instruction = tensordict.get("instruction", None)
         if instruction is None:
             return
@@ -247,3 +262,6 @@ class GoalEnv(BatchedEnv):
         got = f"no goal in envs {empty}"
         require(self.label, "instruction", got, not empty, "hold at least one goal")
         task["instruction"] = instruction.clone()
+
+
+link_former_names(GoalEnv, GOAL_HOOKS)

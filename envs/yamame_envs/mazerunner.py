@@ -67,7 +67,7 @@ class MazeRunner(GoalEnv):
     torch.Size([2, 3, 2, 2])
     """
 
-    _identities: ClassVar = {
+    identities: ClassVar = {
         "walls": Identity(("walls",), "new mazes"),
         "walls_and_goals": Identity(
             ("walls", "instruction", "actions"), "new goals in known mazes"
@@ -98,9 +98,9 @@ class MazeRunner(GoalEnv):
         self._check_settings(size, num_goals, min_goals)
         self._goals = (num_goals if min_goals is None else min_goals, num_goals)
         self._randomize = randomize_actions
-        self._hold_out(split, split_by)
+        self.hold_out(split, split_by)
         if randomize_actions and split_by == "walls_and_goals":
-            self._novelty = "new combinations of maze, goals and actions"
+            self.split_novelty = "new combinations of maze, goals and actions"
         self._size = size
         self._shows_position = position
         num_seen = 6 if position else 4
@@ -126,7 +126,7 @@ class MazeRunner(GoalEnv):
             device=device,
         )
         self._add_tables()
-        self._check_split()
+        self.check_split()
 
     @classmethod
     def _check_settings(cls, size: int, num_goals: int, min_goals: int | None) -> None:
@@ -155,7 +155,7 @@ class MazeRunner(GoalEnv):
     def _spawn(self) -> int:
         return (self._size - 2) * self._size + self._size // 2
 
-    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
+    def draw_tasks(self, task_seed: Tensor) -> Tensors:
         size = self._size
         walls = grow_walls(
             fold(task_seed, 0),
@@ -184,7 +184,7 @@ class MazeRunner(GoalEnv):
         unused = torch.arange(most, device=walls.device) >= count.unsqueeze(-1)
         return goals.masked_fill(unused.unsqueeze(-1), GOAL_PAD)
 
-    def _check_instruction(self, task: Tensors, begins: Tensor) -> None:
+    def check_instruction(self, task: Tensors, begins: Tensor) -> None:
         cells = task["instruction"]
         index = (cells[..., 0] * self._size + cells[..., 1]).long().clamp(min=0)
         blocked = task["walls"].gather(1, index) & (cells[..., 0] != GOAL_PAD)
@@ -199,10 +199,10 @@ class MazeRunner(GoalEnv):
             condition = f"name cells without a wall in this maze (near it {others})"
             raise ArgumentError(self.label, "instruction", wall, condition)
 
-    def _begin_world(self, task: Tensors) -> Tensors:
+    def begin_world(self, task: Tensors) -> Tensors:
         return {"cell": torch.full_like(task["task_seed"], self._spawn)}
 
-    def _move(self, task: Tensors, state: Tensors, action: Tensor) -> Tensors:
+    def move(self, task: Tensors, state: Tensors, action: Tensor) -> Tensors:
         if self._randomize:
             action = task["actions"].gather(1, action.unsqueeze(-1)).squeeze(-1)
         cell = state["cell"]
@@ -210,7 +210,7 @@ class MazeRunner(GoalEnv):
         blocked = task["walls"].gather(1, target.unsqueeze(-1)).squeeze(-1)
         return {"cell": torch.where(blocked, cell, target)}
 
-    def _look(self, task: Tensors, state: Tensors) -> Tensors:
+    def look(self, task: Tensors, state: Tensors) -> Tensors:
         cell = state["cell"]
         # The tables of all envs as one, in which every env reads one row of four numbers.
         index = cell + self._env_offsets[: cell.shape[0]]
@@ -219,12 +219,12 @@ class MazeRunner(GoalEnv):
             seen = torch.cat([state["achieved"].flatten(1), seen], 1)
         return {"observation": seen / self._side}
 
-    def _achieved(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
+    def achieved_goals(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
         cell = state["cell"]
         mask = torch.ones(cell.shape[0], 1, dtype=torch.bool, device=cell.device)
         return self._cells.index_select(0, cell).unsqueeze(1), mask
 
-    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
+    def hidden_values(self, task: Tensors, state: Tensors) -> Tensor:
         hidden = [task["walls"].to(torch.float32)]
         if self._randomize:
             hidden.append(one_hots(task["actions"], 5))
@@ -232,13 +232,13 @@ class MazeRunner(GoalEnv):
             hidden.append(state["achieved"].flatten(1) / self._side)
         return torch.cat(hidden, 1)
 
-    def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
+    def draw_picture(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draw one env: ``[H, W, 3]`` uint8 RGB.
 
         The agent is a disc, the active goal a bright disc within a ring, future goals are rings
         that fade with their rank, completed goals are small dots.
         """
-        env_state = self._env_state
+        env_state = self.env_state
         walls = env_state.task["walls"][env_id].view(self._size, self._size).cpu().numpy()
         picture = frame(walls)
         active = int(env_state.state["active"][env_id])

@@ -66,31 +66,31 @@ class _TMaze(BatchedEnv):
         moves = torch.tensor([[1, 0], [0, 1], [-1, 0], [0, -1]], device=self.device)
         self.register_buffer("_moves", moves, persistent=False)
 
-    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
+    def draw_tasks(self, task_seed: Tensor) -> Tensors:
         task = {"side": 2 * integers(fold(task_seed, 0), 2) - 1}
         if len(self._lengths) > 1:
             which = integers(fold(task_seed, 1), len(self._lengths))
             task["junction"] = self._START + torch.tensor(self._lengths)[which]
         return task
 
-    def _limit(self, task: Tensors) -> Tensor:
+    def task_limit(self, task: Tensors) -> Tensor:
         if "junction" not in task:
-            return super()._limit(task)
+            return super().task_limit(task)
         return (task["junction"] + self._START + 1).to(torch.float32).unsqueeze(-1)
 
-    def _begin(self, task: Tensors) -> Tensors:
+    def begin(self, task: Tensors) -> Tensors:
         side = task["side"]
         place = side.new_zeros(len(side), 2)
         place[:, 0] = self._START
         # "unread": x = 0 was not visited at any earlier timestep.
         return {"place": place, "unread": torch.ones_like(side, dtype=torch.bool)}
 
-    def _transition(
+    def transition(
         self, task: Tensors, state: Tensors, action: Tensor
     ) -> tuple[Tensors, Tensor, Tensor]:
         place, step = state["place"], state["step_index"]
         junction = task.get("junction", self._junction)
-        last = step + 1 == self._limit(task)
+        last = step + 1 == self.task_limit(task)
         unread = state["unread"] & (place[:, 0] != 0)
         target = place + self._moves.index_select(0, action)
         x, y = target.unbind(-1)
@@ -103,22 +103,22 @@ class _TMaze(BatchedEnv):
         reward = success + torch.where(free, 0.0, self._penalty)
         return {"place": place, "unread": unread}, reward, success
 
-    def _observe(self, task: Tensors, state: Tensors) -> Tensors:
+    def observe(self, task: Tensors, state: Tensors) -> Tensors:
         x, y = state["place"].unbind(-1)
         sign = torch.where(state["unread"] & (x == 0), task["side"], y)
         at_junction = x == task.get("junction", self._junction)
         return {"observation": torch.stack([at_junction, sign], -1).to(torch.float32)}
 
-    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
+    def hidden_values(self, task: Tensors, state: Tensors) -> Tensor:
         return task["side"].unsqueeze(-1).to(torch.float32)
 
-    def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
+    def draw_picture(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draw one env: ``[H, W, 3]`` uint8 RGB; of a long corridor, the part around the agent.
 
         The agent is a disc, the goal a bright disc within a ring. Until the sign is seen, its cell
         is lit unless the agent starts there; while it is seen, the cell that it points to is lit.
         """
-        env_state = self._env_state
+        env_state = self.env_state
         x, y = env_state.state["place"][env_id].tolist()
         side = int(env_state.task["side"][env_id])
         end = self._junction

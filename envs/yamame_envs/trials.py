@@ -90,7 +90,7 @@ class RepeatedTrials(ContextEnv):
         self._num_warmup = num_warmup
         self._tells_success = "success" in env.observation_spec.keys()
         # An instruction that a reset sets holds for all trials.
-        self._overrides = env._overrides if isinstance(env, BatchedEnv) else ()
+        self.overrides = env.overrides if isinstance(env, BatchedEnv) else ()
         # If seeds alone decide which task is next, the inner environment counts episodes as this
         # one does, and can draw its tasks in advance.
         self._counts_alike = isinstance(env, BatchedEnv) or getattr(env, "_counts_alike", False)
@@ -139,7 +139,7 @@ class RepeatedTrials(ContextEnv):
         require(owner, "num_warmup", num_warmup, leaves_trials, condition)
         if horizon is not None:
             return horizon
-        limit = env._time_limit if isinstance(env, ContextEnv) else None
+        limit = env.time_limit if isinstance(env, ContextEnv) else None
         condition = "be given where env has no time limit"
         require(owner, "horizon", horizon, limit is not None, condition)
         return (num_trials or 0) * (limit or 0)
@@ -178,7 +178,8 @@ class RepeatedTrials(ContextEnv):
         return isinstance(self.env, ContextEnv) and self.env.reserve(num_steps)
 
     @property
-    def _present(self) -> Mapping[str, Any]:
+    def current_timestep(self) -> Mapping[str, Any]:
+        """See `ContextEnv.current_timestep`."""
         return self._timestep
 
     def _set_seed(self, seed: int | None) -> None:
@@ -186,8 +187,9 @@ class RepeatedTrials(ContextEnv):
         if seed is not None and "env" in self._modules:
             self.env.set_seed(seed)
 
-    def _restart(self, streams: Tensor) -> None:
-        self._number(streams, torch.zeros_like(streams))
+    def restart(self, streams: Tensor) -> None:
+        """See `ContextEnv.restart`."""
+        self.number_episodes(streams, torch.zeros_like(streams))
         if "_state" in self.__dict__:
             return
         zero = torch.zeros_like(streams).unsqueeze(-1)
@@ -198,15 +200,16 @@ class RepeatedTrials(ContextEnv):
         self._state["solved"] = no
         self._timestep: dict[str, Any] = {}
 
-    def _number(self, streams: Tensor, episodes: Tensor) -> None:
+    def number_episodes(self, streams: Tensor, episodes: Tensor) -> None:
         """Set the streams and the number ``[N]`` of the next episode of each env."""
         self._streams = streams
         self._episodes = episodes
         if self._counts_alike and "env" in self._modules:
-            self.env._number(streams, episodes)
+            self.env.number_episodes(streams, episodes)
 
-    def _begin_episodes(self, begins: Tensor, tensordict: TensorDictBase | None) -> None:
-        chosen = self._chosen_tasks(tensordict)
+    def begin_episodes(self, begins: Tensor, tensordict: TensorDictBase | None) -> None:
+        """See `ContextEnv.begin_episodes`."""
+        chosen = self.requested_seeds(tensordict)
         task_seed = fold(self._streams, self._episodes) if chosen is None else chosen
         first = self._request(begins, task_seed)
         if chosen is None:
@@ -215,14 +218,15 @@ class RepeatedTrials(ContextEnv):
                 # The inner environment draws the same task, in advance.
                 del first["task_seed"]
         if tensordict is not None:
-            first.update(tensordict.select(*self._overrides, strict=False))
+            first.update(tensordict.select(*self.overrides, strict=False))
         self._begin_tasks(begins, task_seed, first)
 
-    def _begin_again(self, begins: Tensor, task_seed: Tensor) -> None:
+    def begin_again(self, begins: Tensor, task_seed: Tensor) -> None:
+        """See `ContextEnv.begin_again`."""
         if self._counts_alike:
             self._begin_tasks(begins, task_seed.squeeze(-1), None)
         else:
-            super()._begin_again(begins, task_seed)
+            super().begin_again(begins, task_seed)
 
     def _begin_tasks(self, begins: Tensor, task_seed: Tensor, first: TensorDict | None) -> None:
         begun = begins.unsqueeze(-1)
@@ -263,16 +267,17 @@ class RepeatedTrials(ContextEnv):
         """
         if isinstance(self.env, ContextEnv):
             if first is None:
-                self.env._begin_again(begins, self._state["task_seed"].clone())
+                self.env.begin_again(begins, self._state["task_seed"].clone())
             else:
-                self.env._begin_episodes(begins, first)
-            return self._pass_on(self.env._present)
+                self.env.begin_episodes(begins, first)
+            return self._pass_on(self.env.current_timestep)
         if first is None:
             first = self._request(begins, self._state["task_seed"].squeeze(-1))
         new = self.env._reset(first)
         return {name: _choose(begins, new.get(name), old[name]) for name in self._passed}
 
-    def _advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
+    def advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
+        """See `ContextEnv.advance`."""
         played, true_reward = self._play(action)
         entries = self._pass_on(played)
         # ``prev_reward`` keeps the true reward.
@@ -290,11 +295,11 @@ class RepeatedTrials(ContextEnv):
         timestep = dict(entries)
         timestep |= context_values(
             self._state["step_index"].clone(),
-            prev_action=self._encoding.encode(action),
+            prev_action=self.action_encoding.encode(action),
             prev_reward=true_reward,
             is_init=torch.zeros_like(again),
             trial_start=again | played.get("trial_start", again),
-            horizon=self._horizon,
+            horizon=self.horizon,
         )
         timestep["done"] = done
         timestep["terminated"] = over & ~failed
@@ -315,7 +320,7 @@ class RepeatedTrials(ContextEnv):
     def _play(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
         """Step the inner environment; return its timestep, and the reward as a separate tensor."""
         if isinstance(self.env, ContextEnv):
-            return self.env._advance(action)
+            return self.env.advance(action)
         played = self.env.step(self._wrap({"action": action})).get("next")
         return dict(played.items()), played.get("reward").to(torch.float32, copy=True)
 
@@ -333,7 +338,7 @@ class RepeatedTrials(ContextEnv):
         self._state = counted
 
     def _ended(self) -> Tensor:
-        ended = self._state["step_index"] >= self._horizon
+        ended = self._state["step_index"] >= self.horizon
         if self._num_trials is None:
             return ended
         return ended | (self._state["trial"] >= self._num_trials)
@@ -374,7 +379,7 @@ class RepeatedTrials(ContextEnv):
         self.env.load_state_dict(state_dict["env"])
         counters = {name: value.to(self.device).clone() for name, value in saved.items()}
         # Last, because it also sets the counters of the inner environment.
-        self._number(counters.pop("streams"), counters.pop("episodes"))
+        self.number_episodes(counters.pop("streams"), counters.pop("episodes"))
         self._state = counters
         self._timestep = {}
         for name, value in state_dict["timestep"].items():

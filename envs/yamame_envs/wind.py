@@ -93,38 +93,38 @@ class Wind(BatchedEnv):
         self._winds = torch.tensor(listed, dtype=torch.float32)
         self.register_buffer("_goal", torch.tensor(_GOAL, device=self.device), persistent=False)
 
-    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
+    def draw_tasks(self, task_seed: Tensor) -> Tensors:
         key = fold(task_seed, 0)
         if self._num_tasks is not None:
             return {"wind": self._winds.index_select(0, integers(key, self._num_tasks))}
         return {"wind": ((2.0 * uniform(key, 2) - 1.0) * _STRONGEST).to(torch.float32)}
 
-    def _begin(self, task: Tensors) -> Tensors:
+    def begin(self, task: Tensors) -> Tensors:
         return {"place": torch.zeros_like(task["wind"])}
 
-    def _transition(
+    def transition(
         self, task: Tensors, state: Tensors, action: Tensor
     ) -> tuple[Tensors, Tensor, Tensor]:
         place = state["place"] + action + task["wind"]
         distance = (place - self._goal).square().sum(-1, keepdim=True)
         near = distance <= self._radius**2
-        last = state["step_index"] + 1 >= self._horizon
+        last = state["step_index"] + 1 >= self.horizon
         return {"place": place}, near.to(torch.float32), near & last
 
-    def _observe(self, task: Tensors, state: Tensors) -> Tensors:
+    def observe(self, task: Tensors, state: Tensors) -> Tensors:
         return {"observation": state["place"].clone()}
 
-    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
+    def hidden_values(self, task: Tensors, state: Tensors) -> Tensor:
         return task["wind"] * (1.0 / _STRONGEST)
 
-    def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
+    def draw_picture(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draw one env: ``[H, W, 3]`` uint8 RGB.
 
         The agent is a disc, pale at the border where it has left the picture. The goal is a bright
         disc of its true size within a ring, the start a small dot. The stroke behind the agent is
         the wind: what it blows in five steps.
         """
-        env_state = self._env_state
+        env_state = self.env_state
         place = env_state.state["place"][env_id].cpu().numpy().astype(np.float64)
         wind = env_state.task["wind"][env_id].cpu().numpy().astype(np.float64)
         picture = frame(np.zeros((_CELLS_SHOWN, _CELLS_SHOWN), bool))

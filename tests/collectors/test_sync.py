@@ -209,19 +209,19 @@ class FailingTMaze(PassiveTMaze):
         self.observation_spec["aborted"] = Binary(n=1, shape=shape, dtype=torch.bool)
         self._known.add("aborted")
 
-    def _transition(self, task, state, action):
-        state, reward, success = super()._transition(task, state, action)
-        third = self._env_state.state["step_index"] == 2
+    def transition(self, task, state, action):
+        state, reward, success = super().transition(task, state, action)
+        third = self.env_state.state["step_index"] == 2
         return {**state, "ended": third & (task["side"] == 1).unsqueeze(-1)}, reward, success
 
-    def _begin(self, task):
+    def begin(self, task):
         return {
-            **super()._begin(task),
+            **super().begin(task),
             "ended": torch.zeros(len(task["side"]), 1, dtype=torch.bool),
         }
 
-    def _observe(self, task, state):
-        return {**super()._observe(task, state), "aborted": state["ended"].clone()}
+    def observe(self, task, state):
+        return {**super().observe(task, state), "aborted": state["ended"].clone()}
 
 
 def test_an_episode_that_the_environment_aborted_is_dropped_and_counted():

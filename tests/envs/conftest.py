@@ -37,21 +37,21 @@ class Drift(BatchedEnv):
             device=device,
         )
 
-    def _draw_tasks(self, task_seed):
+    def draw_tasks(self, task_seed):
         return {
             "hidden": uniform(fold(task_seed, 0), 2).float(),
             "stop": integers(fold(task_seed, 1), 12),
         }
 
-    def _begin(self, task):
+    def begin(self, task):
         return {"place": torch.zeros_like(task["hidden"])}
 
-    def _transition(self, task, state, action):
+    def transition(self, task, state, action):
         place = state["place"] + action
         reward = -(place - task["hidden"]).norm(dim=-1, keepdim=True)
         return {"place": place}, reward, state["step_index"] >= task["stop"].unsqueeze(-1)
 
-    def _observe(self, task, state):
+    def observe(self, task, state):
         return {"observation": state["place"].clone()}
 
 

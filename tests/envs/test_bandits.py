@@ -11,10 +11,10 @@ def play(env, choose):
     """Returns the return of every row's next episode and its success."""
     td = env.reset()
     total = torch.zeros(env.batch_size[0])
-    for t in range(env._time_limit):
+    for t in range(env.time_limit):
         step, td = env.step_and_maybe_reset(td.set("action", choose(t, td)))
         total += step["next", "reward"][:, 0]
-        assert step["next", "done"].all() == (t + 1 == env._time_limit)
+        assert step["next", "done"].all() == (t + 1 == env.time_limit)
     return total, step["next", "success"][:, 0]
 
 
@@ -24,7 +24,7 @@ def at_random(env):
 
 
 def best(env):
-    return lambda t, td: env._env_state.task["means"].argmax(-1)
+    return lambda t, td: env.env_state.task["means"].argmax(-1)
 
 
 class Thompson:
@@ -71,7 +71,7 @@ def test_every_step_follows_the_rules(reward):
     for t in range(10 * limit):
         assert (td["observation"] == 0).all()
         action = torch.randint(4, (n,), generator=generator)
-        means, seeds = env._env_state.task["means"].tolist(), env._env_state.task["task_seed"]
+        means, seeds = env.env_state.task["means"].tolist(), env.env_state.task["task_seed"]
         quantiles = env._quantiles.on(seeds.device)
         step, td = env.step_and_maybe_reset(td.set("action", action))
         for row, arm in enumerate(action.tolist()):
@@ -101,13 +101,13 @@ def kolmogorov_smirnov(sample, distribution):
 def test_arms_have_the_stated_distribution_and_are_new_in_every_episode(reward):
     env = Bandits(num_envs=5000, num_arms=4, reward=reward)
     env.reset()
-    means = env._env_state.task["means"].clone()
+    means = env.env_state.task["means"].clone()
     distribution = torch.special.ndtr if reward == "gaussian" else lambda x: x
     assert kolmogorov_smirnov(means, distribution) < 1.95  # significant at 0.1 %
     correlations = torch.corrcoef(means.T) - torch.eye(4)
     assert correlations.abs().max() < 5 / 5000**0.5
     env.reset()
-    assert (env._env_state.task["means"] != means).all(1).float().mean() > 0.99
+    assert (env.env_state.task["means"] != means).all(1).float().mean() > 0.99
 
 
 def test_the_normal_numbers_are_normal():
@@ -125,7 +125,7 @@ def test_gaussian_noise_has_the_stated_deviation_and_none_at_zero():
             num_envs=20_000, num_arms=2, time_limit=2, reward="gaussian", gaussian_std=std
         )
         td = env.reset()
-        means = env._env_state.task["means"][:, 0]
+        means = env.env_state.task["means"][:, 0]
         noise = (
             env.step(td.set("action", torch.zeros(20_000, dtype=torch.int64)))["next", "reward"][
                 :, 0
@@ -187,7 +187,7 @@ def column(picture, color):
 def test_the_picture_shows_the_best_arm_and_the_last_pull(reward):
     env = Bandits(num_envs=2, reward=reward)
     td = env.reset()
-    assert column(env.render(1), Palette.ACTIVE) == env._env_state.task["best"][1]
+    assert column(env.render(1), Palette.ACTIVE) == env.env_state.task["best"][1]
     assert not (env.render(1) == Palette.AGENT).all(-1).any()
     seen = set()
     for t in range(40):

@@ -90,7 +90,7 @@ def test_rows_and_episodes_have_tasks_of_their_own(make):
     td = env.reset()
     seeds = []
     for _ in range(6):
-        seeds.append(env._env_state.task["task_seed"].clone())
+        seeds.append(env.env_state.task["task_seed"].clone())
         td = env.reset(td)
     seeds = torch.stack(seeds)
     rows = fold(torch.full((16,), 0), torch.arange(16))
@@ -137,7 +137,7 @@ def test_timesteps_carry_the_context_of_the_step_before(make, play, actions_of):
         t = t + 1
         assert torch.equal(after["step_index"], t)
         assert torch.equal(after["prev_reward"], after["reward"])
-        assert torch.equal(after["time"], t / env._time_limit)
+        assert torch.equal(after["time"], t / env.time_limit)
         assert not after["is_init"].any()
         if hasattr(env.action_spec, "n"):
             assert torch.equal(after["prev_action"], torch.eye(int(env.action_spec.n))[action])
@@ -145,7 +145,7 @@ def test_timesteps_carry_the_context_of_the_step_before(make, play, actions_of):
             low, high = env.action_spec.space.low, env.action_spec.space.high
             torch.testing.assert_close(low + (after["prev_action"] + 1) / 2 * (high - low), action)
         if not isinstance(env, MetaFrozenLake):  # which also ends after its last attempt
-            assert torch.equal(after["terminated"], after["success"] | (t >= env._time_limit))
+            assert torch.equal(after["terminated"], after["success"] | (t >= env.time_limit))
         assert torch.equal(after["done"], after["terminated"])
         assert not after["truncated"].any()
         starts = after["done"]
@@ -198,21 +198,21 @@ def test_whoever_changes_a_timestep_changes_nothing_in_the_environment(
 def test_a_task_seed_plays_that_task_and_leaves_the_numbered_episodes_waiting(make, same):
     env, source = make(num_envs=3, seed=1), make(num_envs=1, seed=7)
     source.reset()
-    seed = source._env_state.task["task_seed"]
+    seed = source.env_state.task["task_seed"]
     request = TensorDict({"task_seed": seed.view(1, 1).expand(3, 1).clone()}, [3])
     env.reset(request)
-    for name, value in source._env_state.task.items():
-        assert torch.equal(env._env_state.task[name], value.expand_as(env._env_state.task[name]))
+    for name, value in source.env_state.task.items():
+        assert torch.equal(env.env_state.task[name], value.expand_as(env.env_state.task[name]))
     same(env.reset(), make(num_envs=3, seed=1).reset())
 
 
 def test_a_task_seed_with_a_mask_changes_only_the_masked_rows(maze):
     env = maze(num_envs=3)
     td = env.reset()
-    before = env._env_state.task["task_seed"].clone()
+    before = env.env_state.task["task_seed"].clone()
     mask = torch.tensor([[False], [True], [False]])
     env.reset(td.set("_reset", mask).set("task_seed", torch.full((3, 1), 99)))
-    assert env._env_state.task["task_seed"].tolist() == [before[0], 99, before[2]]
+    assert env.env_state.task["task_seed"].tolist() == [before[0], 99, before[2]]
 
 
 def test_a_rollout_can_wait_for_all_rows(drift):

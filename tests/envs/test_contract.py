@@ -1,7 +1,7 @@
 """The contract of every environment of ``conf/env``, native or played for another library."""
 
 import warnings
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 
 import pytest
@@ -14,6 +14,7 @@ from yamame import conf_dir
 from yamame.checks import UsageError
 from yamame.goals import advance, num_goals
 from yamame.runs.build import build_env
+from yamame_envs.testing import check_env
 
 CHOICES = sorted(path.stem for path in (conf_dir() / "env").glob("*.yaml"))
 SHORT: dict[str, list[str]] = {
@@ -72,34 +73,16 @@ def actions(env: EnvBase, steps: int) -> torch.Tensor:
         return torch.stack([env.action_spec.rand() for _ in range(steps)])
 
 
-def play(env: EnvBase, moves: torch.Tensor, *, current=None, forced: dict | None = None) -> list:
-    """Timesteps with their transitions; ``forced`` names steps before which rows are reset."""
-    current = env.reset() if current is None else current
+def play(env: EnvBase, moves: torch.Tensor) -> list:
+    """Timesteps with their transitions."""
+    current = env.reset()
     steps = []
-    for t, move in enumerate(moves):
-        if forced and t in forced:
-            request = current.copy().set(
-                "_reset", torch.zeros(*env.batch_size, 1, dtype=torch.bool)
-            )
-            request["_reset"][forced[t]] = True
-            current = env.reset(request)
+    for move in moves:
         stepped, current = env.step_and_maybe_reset(
             current.set("action", move[: env.batch_size[0]])
         )
         steps.append(stepped.clone())
     return steps
-
-
-def differing(first: list, second: list, row: int) -> list[str]:
-    """Entries of a row that are not equal, bit for bit."""
-    keys = list(first[0].keys(True, True))
-    return [
-        str(key)
-        for key in keys
-        if any(
-            not torch.equal(a[key][row], b[key][row]) for a, b in zip(first, second, strict=True)
-        )
-    ]
 
 
 def test_the_specs_hold_while_it_is_played(choice):
@@ -115,55 +98,13 @@ def test_the_specs_hold_while_it_is_played(choice):
     env.close()
 
 
-def test_the_same_seed_replays_exactly_and_another_does_not(choice):
-    envs = [make(choice), make(choice), make(choice, seed=6)]
-    moves = actions(envs[0], STEPS)
-    first, same, other = (play(env, moves) for env in envs)
-    assert not [key for row in range(3) for key in differing(first, same, row)]
-    assert [key for row in range(3) for key in differing(first, other, row)]
-    envs[1].set_seed(6)
-    reseeded = play(envs[1], moves)
-    assert not [key for row in range(3) for key in differing(other, reseeded, row)]
-    for env in envs:
-        env.close()
-
-
-def test_rows_are_independent_of_each_other_and_of_their_number(choice):
-    three, two = make(choice), make(choice, num_envs=2)
-    moves = actions(three, STEPS)
-    whole = play(three, moves)
-    changed = moves.clone()
-    changed[:, 0] = moves.flip(0)[:, 0]
-    for row in (0, 1):
-        assert not differing(whole, play(two, moves), row)
-        two.set_seed(5)
-    three.set_seed(5)
-    again = play(three, changed)
-    assert not differing(whole, again, 1)
-    assert not differing(whole, again, 2)
-    assert differing(whole, again, 0)
-    three.close()
-    two.close()
-
-
-def test_a_partial_reset_touches_only_its_rows(choice):
-    env = make(choice)
-    moves = actions(env, STEPS)
-    whole = play(env, moves)
-    env.set_seed(5)
-    broken = play(env, moves, forced={5: 1})
-    for row in (0, 2):
-        assert not differing(whole, broken, row)
-    assert broken[5]["is_init"][1]
-    assert broken[5]["step_index"][1] == 0
-    assert not broken[5]["prev_action"][1].any()
-    assert differing(whole, broken, 1)
-    env.close()
+def test_it_satisfies_the_laws(choice):
+    check_env(partial(make, choice), num_steps=STEPS)
 
 
 def test_the_horizon_is_respected(choice):
     env = make(choice)
-    limit = getattr(env, "_time_limit", None)
+    limit = getattr(env, "time_limit", None)
     ended = torch.zeros(3, dtype=torch.int64)
     before = None
     for step in play(env, actions(env, min(LONGEST, (limit or LONGEST) + 1))):

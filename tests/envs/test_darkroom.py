@@ -13,8 +13,8 @@ class Room:
     """The rules for one room, step by step."""
 
     def __init__(self, env, row):
-        task = env._env_state.task
-        self.size, self.trial_limit, self.time_limit = env._size, env._trial_limit, env._time_limit
+        task = env.env_state.task
+        self.size, self.trial_limit, self.time_limit = env._size, env._trial_limit, env.time_limit
         self.soft = env._attempts == "soft_reset"
         self.start, self.key, self.door = (
             divmod(int(task[name][row]), self.size) for name in ("start", "key", "door")
@@ -119,8 +119,8 @@ def in_a_row(attempts, *, start, key, door, size=3, **settings):
     env = DarkKeyDoor(num_envs=1, size=size, attempts=attempts, **settings)
     td = env.reset()
     for name, cell in {"start": start, "key": key, "door": door}.items():
-        env._env_state.task[name] = torch.tensor([cell[0] * size + cell[1]])
-    env._env_state.state["cell"] = env._env_state.task["start"].clone()
+        env.env_state.task[name] = torch.tensor([cell[0] * size + cell[1]])
+    env.env_state.state["cell"] = env.env_state.task["start"].clone()
     return env, td
 
 
@@ -208,7 +208,7 @@ def test_success_is_that_of_the_last_completed_attempt_and_shown_at_the_end(atte
 
 
 def test_start_key_and_door_are_drawn_independently_and_evenly():
-    task = DarkKeyDoor(size=4)._draw_tasks(torch.arange(16_000))
+    task = DarkKeyDoor(size=4).draw_tasks(torch.arange(16_000))
     for first, second in (("start", "key"), ("start", "door"), ("key", "door")):
         counts = torch.bincount(16 * task[first] + task[second], minlength=256).double()
         expected = 16_000 / 256
@@ -219,21 +219,21 @@ def test_start_key_and_door_are_drawn_independently_and_evenly():
 def test_actions_are_permuted_anew_in_every_episode_and_kept_within_it():
     env = DarkKeyDoor(num_envs=64, size=3, trial_limit=2, randomize_actions=True)
     td = env.reset()
-    first = env._env_state.task["actions"].clone()
+    first = env.env_state.task["actions"].clone()
     assert torch.equal(first.sort(-1).values, torch.arange(5).expand(64, 5))
     assert first.unique(dim=0).shape[0] > 30
     for _ in range(10):
         td = env.step_and_maybe_reset(td.set("action", torch.zeros(64, dtype=torch.int64)))[1]
-    assert torch.equal(env._env_state.task["actions"], first)
+    assert torch.equal(env.env_state.task["actions"], first)
     env.reset()
-    assert (env._env_state.task["actions"] != first).any(1).sum() > 50
+    assert (env.env_state.task["actions"] != first).any(1).sum() > 50
 
 
 def play(env, choose):
     """Plays one episode: returns ``[N]``."""
     td = env.reset()
     total = torch.zeros(env.batch_size[0])
-    for _ in range(env._time_limit):
+    for _ in range(env.time_limit):
         step, td = env.step_and_maybe_reset(td.set("action", choose(td)))
         total += step["next", "reward"][:, 0]
     assert step["next", "done"].all()
@@ -290,7 +290,7 @@ def test_who_knows_the_room_earns_the_known_return(settings, published, spread):
         if light:
             door, key = (seen[:, 4:] * size).round().view(-1, 2, 2).unbind(1)
         else:
-            cells = (env._env_state.task[name] for name in ("door", "key"))
+            cells = (env.env_state.task[name] for name in ("door", "key"))
             door, key = (torch.stack([cell // size, cell % size], -1) for cell in cells)
         return towards((seen[:, :2] * size).round(), torch.where(seen[:, 2:3] > 0, door, key))
 

@@ -59,15 +59,15 @@ class Courier:
 
 
 def courier_of(env, row):
-    task = env._env_state.task
+    task = env.env_state.task
     branches = {cell: action for cell, action in enumerate(task["onward"][row].tolist()) if action}
     destinations = [int(goal) for [goal] in task["instruction"][row].tolist() if goal != GOAL_PAD]
-    return Courier(env._length, branches, int(task["button"][row]), destinations, env._time_limit)
+    return Courier(env._length, branches, int(task["button"][row]), destinations, env.time_limit)
 
 
 def mixed_actions(env, generator):
     """Random actions, many of them such that something happens."""
-    task, state = env._env_state.task, env._env_state.state
+    task, state = env.env_state.task, env.env_state.state
     n = env.batch_size[0]
     action = torch.randint(8, (n,), generator=generator)
     kind = torch.rand(n, generator=generator)
@@ -119,9 +119,9 @@ def test_every_step_follows_the_rules(settings):
 def test_placing_at_a_fork_has_no_effect_and_forward_neither():
     env = PackageDelivery(num_envs=200, length=30)
     td = env.reset()
-    fork = env._env_state.task["onward"].gt(0).to(torch.int64).argmax(1)
-    env._env_state.state["position"] = fork
-    env._env_state.state["onward"] = env._env_state.task["onward"].gather(1, fork[:, None])[:, 0]
+    fork = env.env_state.task["onward"].gt(0).to(torch.int64).argmax(1)
+    env.env_state.state["position"] = fork
+    env.env_state.state["onward"] = env.env_state.task["onward"].gather(1, fork[:, None])[:, 0]
     at_fork = fork > 0
     assert at_fork.any()
     for action in (
@@ -146,7 +146,7 @@ def chi_square(counts):
 
 def test_roads_are_drawn_as_stated():
     n, length = 6000, 30
-    task = PackageDelivery(length=length)._draw_tasks(torch.arange(n))
+    task = PackageDelivery(length=length).draw_tasks(torch.arange(n))
     onward, goals = task["onward"], task["instruction"][..., 0].long()
     used = goals != GOAL_PAD
     assert not onward[:, 0].any()
@@ -178,7 +178,7 @@ def test_the_largest_allowed_number_of_packages_always_fits(length):
     most = length - 1 - length // 5
     env = PackageDelivery(num_envs=300, length=length, min_packages=most, max_packages=most)
     env.reset()
-    task = env._env_state.task
+    task = env.env_state.task
     goals = task["instruction"][..., 0].long()
     assert (goals >= 1).all()
     assert (goals < length).all()
@@ -227,7 +227,7 @@ def test_another_instruction_brings_its_own_packages():
     assert td["observation"].tolist() == [[0.0, 3.0, 0.0], [0.0, 6.0, 0.0]]
     assert num_goals(td["goal"]).tolist() == [1, 2]
     td = env.step_and_maybe_reset(td.set("action", torch.zeros(2, dtype=torch.int64)))[1]
-    after = env.step(td.set("action", env._env_state.task["button"]))["next"]
+    after = env.step(td.set("action", env.env_state.task["button"]))["next"]
     assert after["reward"].tolist() == [[1.0], [1.0]]
     assert after["success"].tolist() == [[True], [False]]
 
@@ -235,7 +235,7 @@ def test_another_instruction_brings_its_own_packages():
 def test_an_instruction_in_words_names_cells_where_packages_can_be_put_down():
     env = PackageDelivery(num_envs=1, length=10, min_packages=1, max_packages=2, seed=1)
     env.reset()
-    task = env._env_state.task
+    task = env.env_state.task
     forks = set(task["onward"][0].nonzero().flatten().tolist())
     free = set(range(1, 10)) - forks
     again = TensorDict({"task_seed": task["task_seed"].view(1, 1)}, [1])
@@ -286,7 +286,7 @@ def count(picture, row, color):
 def test_the_picture_shows_forks_destinations_packages_and_the_moving_agent():
     env = PackageDelivery(num_envs=1, length=12, min_packages=2, max_packages=2, seed=1)
     td = env.reset()
-    task = env._env_state.task
+    task = env.env_state.task
     first, second = task["instruction"][0, :, 0].long().tolist()
     picture = env.render()
     assert picture.shape == (6 * CELL, 14 * CELL, 3)
@@ -301,11 +301,11 @@ def test_the_picture_shows_forks_destinations_packages_and_the_moving_agent():
         assert has(picture, (3, 1 + cell), Palette.COMPLETED) == (action == RIGHT)
     assert (task["onward"] > 0).any()
     for _ in range(first):
-        onward = task["onward"][0, env._env_state.state["position"]]
+        onward = task["onward"][0, env.env_state.state["position"]]
         td = env.step_and_maybe_reset(td.set("action", onward))[1]
     assert has(env.render(), (2, 1 + first), Palette.AGENT)
     td = env.step_and_maybe_reset(td.set("action", task["button"].clone()))[1]
-    onward = task["onward"][0, env._env_state.state["position"]]
+    onward = task["onward"][0, env.env_state.state["position"]]
     env.step_and_maybe_reset(td.set("action", onward))
     picture = env.render()
     assert count(picture, 4, Palette.FUTURE) == 5
@@ -317,7 +317,7 @@ def test_a_long_road_is_shown_in_part_and_in_constant_size():
     env = PackageDelivery(num_envs=1, length=100, max_packages=6)
     env.reset()
     first = env.render()
-    env._env_state.state["position"] += 50
+    env.env_state.state["position"] += 50
     picture = env.render()
     assert picture.shape == first.shape == (6 * CELL, 43 * CELL, 3)
     assert has(picture, (2, 21), Palette.AGENT)

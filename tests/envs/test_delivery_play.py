@@ -66,7 +66,7 @@ def test_who_knows_the_road_delivers_everything(settings, known_return, known_le
     env = PackageDelivery(num_envs=n, seed=2, **settings)
 
     def choose(td):
-        task, position = env._env_state.task, td["observation"][:, 0]
+        task, position = env.env_state.task, td["observation"][:, 0]
         onward = task["onward"].gather(1, position.long()[:, None])[:, 0]
         return torch.where(position == active_goal(td), task["button"], onward)
 

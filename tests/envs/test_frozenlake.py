@@ -73,9 +73,9 @@ class Walker:
 
 
 def walker_of(env, row, size, trials, mode):
-    seed = env._env_state.task["task_seed"][row].clone()
-    holes = env._env_state.task["holes"][row].view(size, size).tolist()
-    t = torch.arange(env._time_limit + 1)
+    seed = env.env_state.task["task_seed"][row].clone()
+    holes = env.env_state.task["holes"][row].view(size, size).tolist()
+    t = torch.arange(env.time_limit + 1)
     steps, looks = uniform(fold(seed, 3, t), 2).tolist(), uniform(fold(seed, 2, t), 3).tolist()
     places = {
         "slip": (steps, 0),
@@ -206,7 +206,7 @@ def assert_probability(flags, p):
 def test_hard_mode_swaps_two_actions_in_half_of_the_episodes():
     env = MetaFrozenLake(num_envs=4000, hard=True)
     env.reset()
-    effects = env._env_state.task["effects"]
+    effects = env.env_state.task["effects"]
     swapped = (effects == torch.tensor([0, 3, 2, 1, 4])).all(1)
     assert ((effects == torch.arange(5)).all(1) | swapped).all()
     assert_probability(swapped, 0.5)
@@ -237,28 +237,28 @@ def test_hard_mode_cracks_the_ice_behind_a_third_of_the_moves_and_heals_it():
     n = 6000
     env = MetaFrozenLake(num_envs=n, hard=True, num_trials=2)
     td = env.reset()
-    lake = env._env_state.task["holes"].clone()
+    lake = env.env_state.task["holes"].clone()
     stay = torch.zeros(n, dtype=torch.int64)
     td = env.step_and_maybe_reset(td.set("action", stay))[1]
     up = torch.full((n,), 2)
     td = env.step_and_maybe_reset(td.set("action", up))[1]
-    assert torch.equal(env._env_state.state["holes"], lake)  # no real move, no crack
-    down = (env._env_state.task["effects"] == 1).int().argmax(1)
+    assert torch.equal(env.env_state.state["holes"], lake)  # no real move, no crack
+    down = (env.env_state.task["effects"] == 1).int().argmax(1)
     td = env.step_and_maybe_reset(td.set("action", down))[1]
-    walking = env._env_state.state["trial"] == 0
-    assert_probability(env._env_state.state["holes"][walking, 0], 0.33)
-    assert torch.equal(env._env_state.state["holes"][:, 1:], lake[:, 1:])
+    walking = env.env_state.state["trial"] == 0
+    assert_probability(env.env_state.state["holes"][walking, 0], 0.33)
+    assert torch.equal(env.env_state.state["holes"][:, 1:], lake[:, 1:])
     for _ in range(2 * 25 - 3):
         td = env.step_and_maybe_reset(td.set("action", stay))[1]
-    assert (env._env_state.state["trial"] == 1).all()
-    assert torch.equal(env._env_state.state["holes"], lake)
+    assert (env.env_state.state["trial"] == 1).all()
+    assert torch.equal(env.env_state.state["holes"], lake)
 
 
 def test_actions_slip_as_often_as_stated_and_attempts_may_take_longer():
     env = MetaFrozenLake(num_envs=6000, slip=0.2, recover=True)
-    assert env._time_limit == 10 * 31
+    assert env.time_limit == 10 * 31
     td = env.reset()
-    frozen = ~env._env_state.task["holes"][:, 5]
+    frozen = ~env.env_state.task["holes"][:, 5]
     down = torch.ones(6000, dtype=torch.int64)
     moved = env.step(td.set("action", down))["next", "observation"][:, 0] > 0
     assert_probability(~moved[frozen], 0.2)
@@ -303,7 +303,7 @@ def has(picture, cell, color):
 def test_the_picture_shows_holes_the_goal_and_the_moving_agent():
     env = MetaFrozenLake(num_envs=3, size=4)
     td = env.reset()
-    picture, lake = env.render(1), env._env_state.task["holes"][1].view(4, 4)
+    picture, lake = env.render(1), env.env_state.task["holes"][1].view(4, 4)
     assert picture.shape == (6 * CELL, 6 * CELL, 3)
     for i in range(4):
         for j in range(4):

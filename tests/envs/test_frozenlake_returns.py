@@ -81,7 +81,7 @@ def test_knowing_the_lake_earns_every_attempt_in_the_fewest_steps(recover):
     n = 150
     env = MetaFrozenLake(num_envs=n, recover=recover)
     env.reset()
-    ways = [way_home(lake.view(5, 5).tolist()) for lake in env._env_state.task["holes"]]
+    ways = [way_home(lake.view(5, 5).tolist()) for lake in env.env_state.task["holes"]]
     env.set_seed(0)  # the same tasks again
 
     def knowing(td):  # a row that has ended plays anything in another lake

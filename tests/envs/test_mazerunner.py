@@ -41,10 +41,10 @@ class Walker:
 
 
 def walker_of(env, row):
-    task = env._env_state.task
+    task = env.env_state.task
     walls = task["walls"][row].view(env._size, env._size).tolist()
     goals = [goal for goal in task["instruction"][row].tolist() if goal[0] != GOAL_PAD]
-    return Walker(walls, goals, env._time_limit)
+    return Walker(walls, goals, env.time_limit)
 
 
 @pytest.mark.parametrize("randomize", [False, True])
@@ -70,7 +70,7 @@ def test_every_step_follows_the_rules(randomize):
             assert td["achieved_mask"][row].tolist() == [True]
         action = torch.randint(5, (6,), generator=generator)
         effect = (
-            env._env_state.task["actions"].gather(1, action[:, None])[:, 0] if randomize else action
+            env.env_state.task["actions"].gather(1, action[:, None])[:, 0] if randomize else action
         )
         step, td = env.step_and_maybe_reset(td.set("action", action))
         for row, walker in enumerate(walkers):
@@ -90,12 +90,12 @@ def test_every_step_follows_the_rules(randomize):
 def test_goals_are_distinct_free_cells_other_than_the_start():
     env = MazeRunner(num_envs=500, size=9, num_goals=4, min_goals=2)
     env.reset()
-    instruction = env._env_state.task["instruction"]
+    instruction = env.env_state.task["instruction"]
     used = instruction[..., 0] != GOAL_PAD
     count = used.sum(1)
     assert torch.equal(used, torch.arange(4) < count[:, None])
     for row in range(500):
-        walls = env._env_state.task["walls"][row].view(9, 9)
+        walls = env.env_state.task["walls"][row].view(9, 9)
         goals = [tuple(goal) for goal in instruction[row, : count[row]].int().tolist()]
         assert len(set(goals)) == len(goals)
         assert (7, 4) not in goals
@@ -109,7 +109,7 @@ def test_goals_are_distinct_free_cells_other_than_the_start():
 def test_every_free_cell_is_a_goal_equally_often():
     env = MazeRunner(num_envs=2, size=9, num_goals=1)
     seed = torch.tensor([77])
-    walls = env._draw_tasks(seed)["walls"]
+    walls = env.draw_tasks(seed)["walls"]
     allowed = ~walls[0]
     allowed[7 * 9 + 4] = False
     goals = env._draw_goals(torch.arange(20_000), walls.expand(20_000, -1))[:, 0]
@@ -122,13 +122,13 @@ def test_every_free_cell_is_a_goal_equally_often():
 def test_actions_are_permuted_anew_in_every_episode_and_kept_within_it():
     env = MazeRunner(num_envs=64, randomize_actions=True)
     td = env.reset()
-    first = env._env_state.task["actions"].clone()
+    first = env.env_state.task["actions"].clone()
     assert torch.equal(first.sort(-1).values, torch.arange(5).expand(64, 5))
     assert first.unique(dim=0).shape[0] > 30
     td = env.step(td.set("action", torch.zeros(64, dtype=torch.int64)))
-    assert torch.equal(env._env_state.task["actions"], first)
+    assert torch.equal(env.env_state.task["actions"], first)
     env.reset()
-    assert (env._env_state.task["actions"] != first).any(1).sum() > 50
+    assert (env.env_state.task["actions"] != first).any(1).sum() > 50
 
 
 def test_reset_takes_an_instruction():
@@ -142,7 +142,7 @@ def test_reset_takes_an_instruction():
     assert after["success"].tolist() == [[False], [True]]
     restored = MazeRunner(num_envs=2, size=9, num_goals=2)
     restored.load_state_dict(env.state_dict())
-    assert torch.equal(restored._env_state.task["instruction"], wanted)
+    assert torch.equal(restored.env_state.task["instruction"], wanted)
     # The next episodes have goals of their own again.
     assert not torch.equal(env.reset()["goal"], wanted)
 
@@ -204,7 +204,7 @@ def test_the_largest_allowed_number_of_goals_always_fits(size):
     most = 2 if size == 5 else 4 * (size - 2) - 7
     env = MazeRunner(num_envs=300, size=size, num_goals=most)
     env.reset()
-    walls, goals = env._env_state.task["walls"], env._env_state.task["instruction"].long()
+    walls, goals = env.env_state.task["walls"], env.env_state.task["instruction"].long()
     assert not walls.gather(1, goals[..., 0] * size + goals[..., 1]).any()
 
 

@@ -32,7 +32,7 @@ def plan(env, row, seen):
     task.
     """
     size = env._size
-    walls = env._env_state.task["walls"][row].view(size, size).tolist()
+    walls = env.env_state.task["walls"][row].view(size, size).tolist()
     place = tuple((seen["observation"][row, :2] * size).round().int().tolist())
     actions = []
     for goal in seen["goal"][row].int().tolist():

@@ -44,7 +44,7 @@ def make(request):
 
 def known(env, task):
     """What tells tasks apart, written out: a set of tuples of numbers."""
-    names = [name for name in env._identity if name in task]
+    names = [name for name in env.identity if name in task]
     rows = torch.cat([task[name].reshape(len(SEEDS), -1).double() for name in names], 1)
     return list(map(tuple, rows.tolist()))
 
@@ -66,7 +66,7 @@ def test_without_it_most_tasks_of_the_lake_are_met_in_training():
 
 def test_without_it_tasks_are_those_of_their_seeds(make):
     env = make()
-    task, drawn = env.tasks_of(SEEDS), env._draw_tasks(SEEDS)
+    task, drawn = env.tasks_of(SEEDS), env.draw_tasks(SEEDS)
     assert all(torch.equal(task[name], value) for name, value in drawn.items())
 
 
@@ -98,25 +98,25 @@ class Dice(BatchedEnv):
     them.
     """
 
-    _identity = ("side",)
+    identity = ("side",)
 
     def __init__(self, sides=60, split="all", **settings):
-        self._sides, self._split = sides, self._choose(split)
+        self._sides, self.split = sides, self._choose(split)
         super().__init__(
             num_envs=1, time_limit=3, action=Categorical(2), observations={}, seed=0, device="cpu"
         )
 
-    def _draw_tasks(self, task_seed):
+    def draw_tasks(self, task_seed):
         throws = torch.stack([integers(fold(task_seed, i), self._sides) for i in range(2)])
         return {"side": throws.max(0).values, "noise": fold(task_seed, 2)}
 
-    def _begin(self, task):
+    def begin(self, task):
         return {}
 
-    def _transition(self, task, state, action):
+    def transition(self, task, state, action):
         raise NotImplementedError
 
-    def _observe(self, task, state):
+    def observe(self, task, state):
         return {}
 
 
@@ -184,7 +184,7 @@ def played(env, num_steps):
     inner, hashes = getattr(env, "env", env), set()
     timestep = env.reset()
     for _ in range(num_steps):
-        hashes |= set(inner.task_hash(inner._env_state.task).tolist())
+        hashes |= set(inner.task_hash(inner.env_state.task).tolist())
         timestep.set("action", torch.zeros(env.batch_size, dtype=torch.int64))
         timestep = env.step_and_maybe_reset(timestep)[1]
     return torch.tensor(sorted(hashes))
@@ -209,10 +209,10 @@ def test_a_task_seed_of_a_reset_is_of_the_side_and_an_instruction_is_as_asked():
     env = MazeRunner(num_envs=4, size=7, num_goals=1, split="test", split_by="walls_and_goals")
     asked = TensorDict({"task_seed": torch.arange(4).view(4, 1)}, [4])
     env.reset(asked)
-    assert is_held_out(env.task_hash(env._env_state.task)).all()
+    assert is_held_out(env.task_hash(env.env_state.task)).all()
     goal = torch.full((4, 1, 2), 5.0)
     env.reset(TensorDict({"task_seed": torch.arange(4).view(4, 1), "instruction": goal}, [4]))
-    assert torch.equal(env._env_state.task["instruction"], goal)
+    assert torch.equal(env.env_state.task["instruction"], goal)
 
 
 def test_an_environment_of_one_side_is_resumed_exactly_and_one_of_the_other_plays_other_tasks():
@@ -255,8 +255,8 @@ def test_a_side_without_a_task_is_named():
     class Loaded(Dice):
         """The first tasks that are looked at are many, all others the same one."""
 
-        def _draw_tasks(self, task_seed):
-            task = super()._draw_tasks(task_seed)
+        def draw_tasks(self, task_seed):
+            task = super().draw_tasks(task_seed)
             return {
                 **task,
                 "side": task["side"] if len(task_seed) == 64 else torch.zeros_like(task["side"]),

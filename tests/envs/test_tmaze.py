@@ -42,7 +42,7 @@ def test_every_step_follows_the_rules(length, penalty):
     generator = torch.Generator().manual_seed(0)
 
     def walker_of(row):
-        task = env._env_state.task
+        task = env.env_state.task
         own = task["junction"][row] if "junction" in task else length
         return Walker(int(own), int(task["side"][row]), expected_penalty)
 
@@ -79,7 +79,7 @@ def play(env, choose):
     td = env.reset()
     total = torch.zeros(env.batch_size[0], 1)
     sign = td["observation"][:, 1].clone()
-    for t in range(int(env._horizon)):
+    for t in range(int(env.horizon)):
         step, td = env.step_and_maybe_reset(td.set("action", choose(t, sign)))
         total += step["next", "reward"]
     assert step["next", "done"].all()

@@ -46,7 +46,7 @@ def test_every_step_follows_the_rules(length, penalty):
 
     def walkers():
         return [
-            Walker(length, side, expected_penalty) for side in env._env_state.task["side"].tolist()
+            Walker(length, side, expected_penalty) for side in env.env_state.task["side"].tolist()
         ]
 
     running = walkers()
@@ -81,7 +81,7 @@ def play(env, choose):
     td = env.reset()
     n = env.batch_size[0]
     total, sign, won = torch.zeros(n, 1), torch.zeros(n), torch.zeros(n, 1, dtype=torch.bool)
-    for t in range(int(env._horizon)):
+    for t in range(int(env.horizon)):
         step, td = env.step_and_maybe_reset(td.set("action", choose(t, sign)))
         seen = step["next", "observation"]
         sign = torch.where((seen[:, 0] == 0) & (seen[:, 1] != 0), seen[:, 1], sign)
@@ -182,7 +182,7 @@ def has(picture, cell, color):
 def test_the_picture_shows_the_sign_before_and_while_it_is_seen():
     env = ActiveTMaze(num_envs=1, length=5)
     td = env.reset()
-    sign = (2 - int(env._env_state.task["side"][0]), 1)
+    sign = (2 - int(env.env_state.task["side"][0]), 1)
     assert env.render().shape == (5 * CELL, 9 * CELL, 3)
     pictures = [env.render()]
     for action in (LEFT, RIGHT):

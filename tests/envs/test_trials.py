@@ -110,7 +110,7 @@ def naive(make, row, actions, *, num_trials, horizon=None, num_warmup=0, seed=0)
     step.
     """
     inner = make(num_envs=1)
-    horizon = num_trials * inner._time_limit if horizon is None else horizon
+    horizon = num_trials * inner.time_limit if horizon is None else horizon
     size = inner.observation_spec["prev_action"].shape[-1]
     passed = [
         key
@@ -184,7 +184,7 @@ def agree(expected, played, row):
 
 def _compare_with_the_plain_loop(make, settings, play, actions_of):
     env = RepeatedTrials(make(num_envs=3, seed=8), **settings, seed=5)
-    steps = env._time_limit + 15  # to the end of the longest episode, and into the next
+    steps = env.time_limit + 15  # to the end of the longest episode, and into the next
     played = torch.stack(play(env, steps)[0])
     actions = actions_of(env, steps)
     begun = ended = 0
@@ -242,7 +242,7 @@ def test_the_task_is_one_within_an_episode_and_another_in_the_next(maze):
         return seen
 
     inner = maze(num_envs=6, time_limit=10, size=9)
-    seen = tasks(RepeatedTrials(inner, num_trials=3), inner._env_state, "trial_start")
+    seen = tasks(RepeatedTrials(inner, num_trials=3), inner.env_state, "trial_start")
     assert [first for first, *_ in seen] == [True, False, False] * 4
     for index, (_, walls, seeds) in enumerate(seen):
         assert torch.equal(walls, seen[index // 3 * 3][1])
@@ -251,7 +251,7 @@ def test_the_task_is_one_within_an_episode_and_another_in_the_next(maze):
         )
     assert all(bool((seen[0][1] != seen[index][1]).any(1).all()) for index in (3, 6, 9))
     bare = maze(num_envs=6, time_limit=10, size=9)
-    alone = tasks(bare, bare._env_state, "trial_start")
+    alone = tasks(bare, bare.env_state, "trial_start")
     assert all(bool((a[2] != b[2]).all() and (a[1] != b[1]).any()) for a, b in pairwise(alone))
 
 
@@ -312,7 +312,7 @@ def test_a_chosen_task_is_played_in_every_trial_and_the_numbered_episodes_wait(m
     chosen = torch.tensor([[5], [6], [7]])
     td = env.reset(TensorDict({"task_seed": chosen.clone()}, [3])).exclude("task_seed")
     for _ in range(13 * 3 + 1):
-        assert torch.equal(inner._env_state.task["task_seed"], chosen.squeeze(-1))
+        assert torch.equal(inner.env_state.task["task_seed"], chosen.squeeze(-1))
         _, td = env.step_and_maybe_reset(td.set("action", torch.full((3,), 4)))
     same(env.reset(), RepeatedTrials(maze(num_envs=3), num_trials=4).reset())
 
@@ -533,17 +533,17 @@ def _flaky(drift):
             flag = Binary(n=1, dtype=torch.bool)
             super()._set_specs({**observations, "aborted": flag}, action, tells_success)
 
-        def _begin(self, task):
+        def begin(self, task):
             no = torch.zeros(len(task["hidden"]), 1, dtype=torch.bool)
-            return {**super()._begin(task), "aborted": no, "ended": no}
+            return {**super().begin(task), "aborted": no, "ended": no}
 
-        def _transition(self, task, state, action):
-            after, reward, success = super()._transition(task, state, action)
+        def transition(self, task, state, action):
+            after, reward, success = super().transition(task, state, action)
             failed = (task["task_seed"].unsqueeze(-1) % 2 == 0) & (state["step_index"] == 3)
             return {**after, "aborted": failed, "ended": failed}, reward, success & ~failed
 
-        def _observe(self, task, state):
-            return {**super()._observe(task, state), "aborted": state["aborted"].clone()}
+        def observe(self, task, state):
+            return {**super().observe(task, state), "aborted": state["aborted"].clone()}
 
     return Flaky
 
@@ -578,14 +578,14 @@ def test_a_failure_at_the_horizon_is_a_failure(drift, play):
 
 def test_attempts_of_the_inner_environment_start_trials_too(drift, play):
     class Attempts(drift):
-        def _begin(self, task):
+        def begin(self, task):
             return {
-                **super()._begin(task),
+                **super().begin(task),
                 "trial_start": torch.ones(len(task["hidden"]), 1).bool(),
             }
 
-        def _transition(self, task, state, action):
-            after, reward, success = super()._transition(task, state, action)
+        def transition(self, task, state, action):
+            after, reward, success = super().transition(task, state, action)
             return {**after, "trial_start": state["step_index"] % 2 == 1}, reward, success
 
     inner, bare = Attempts(num_envs=4), drift(num_envs=4)
@@ -861,8 +861,8 @@ def test_a_chosen_instruction_is_that_of_every_trial_and_not_of_the_next_episode
 
 def test_a_task_is_drawn_once_for_all_its_trials(maze):
     inner, drawn = maze(num_envs=3), []
-    draw = inner._draw_tasks
-    inner._draw_tasks = lambda seeds: drawn.extend(seeds.tolist()) or draw(seeds)
+    draw = inner.draw_tasks
+    inner.draw_tasks = lambda seeds: drawn.extend(seeds.tolist()) or draw(seeds)
     env = RepeatedTrials(inner, num_trials=4)
     td, played = env.reset(), []
     for _ in range(13 * 4 * 20):

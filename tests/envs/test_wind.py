@@ -39,10 +39,10 @@ def play(env, choose):
     """Returns the return of every row's next episode and its success."""
     td = env.reset()
     total = torch.zeros(env.batch_size[0])
-    for t in range(env._time_limit):
+    for t in range(env.time_limit):
         step, td = env.step_and_maybe_reset(td.set("action", choose(t, td)))
         total += step["next", "reward"][:, 0]
-        assert step["next", "done"].all() == (t + 1 == env._time_limit)
+        assert step["next", "done"].all() == (t + 1 == env.time_limit)
     return total, step["next", "success"][:, 0]
 
 
@@ -51,7 +51,7 @@ def towards_goal(place, wind):
 
 
 def knowing(env):
-    return lambda t, td: towards_goal(td["observation"], env._env_state.task["wind"])
+    return lambda t, td: towards_goal(td["observation"], env.env_state.task["wind"])
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_tasks": 3}, {"time_limit": 20, "goal_radius": 0.3}])
@@ -69,7 +69,7 @@ def test_every_step_follows_the_rules(num_tasks):
     for t in range(6 * limit):
         if t % limit == 0:
             assert (td["observation"] == 0).all()
-            flyers = [Flyer(wind.numpy(), limit, radius) for wind in env._env_state.task["wind"]]
+            flyers = [Flyer(wind.numpy(), limit, radius) for wind in env.env_state.task["wind"]]
         # Noise around the way to the goal, so that rows enter and leave its surroundings.
         noise = torch.rand(n, 2, generator=generator) * 0.4 - 0.2
         action = (GOAL - td["observation"] + noise).clamp(-0.1, 0.1)
@@ -90,7 +90,7 @@ def test_every_step_follows_the_rules(num_tasks):
 def test_the_only_wind_of_a_list_of_one_is_the_published_one():
     env = Wind(num_envs=5, num_tasks=1)
     env.reset()
-    winds = env._env_state.task["wind"]
+    winds = env.env_state.task["wind"]
     assert winds.numpy().round(4).tolist() == [[np.float32(-0.0381), np.float32(-0.0546)]] * 5
 
 
@@ -98,7 +98,7 @@ def test_a_list_of_winds_is_a_fixed_list_played_in_random_order():
     def seen(seed):
         env = Wind(num_envs=2000, num_tasks=20, seed=seed)
         env.reset()
-        return env._env_state.task["wind"]
+        return env.env_state.task["wind"]
 
     first, other = seen(0), seen(1)
     winds, counts = first.unique(dim=0, return_counts=True)
@@ -113,7 +113,7 @@ def test_a_list_of_winds_is_a_fixed_list_played_in_random_order():
 def test_winds_are_uniform_and_new_in_every_episode():
     env = Wind(num_envs=20_000)
     env.reset()
-    wind = env._env_state.task["wind"].clone()
+    wind = env.env_state.task["wind"].clone()
     assert wind.abs().max() <= 0.08
     sorted_axes = (wind / 0.16 + 0.5).sort(0).values
     levels = (torch.arange(20_000) + 0.5) / 20_000
@@ -122,14 +122,14 @@ def test_winds_are_uniform_and_new_in_every_episode():
     ).abs().max() < 1.95 / 20_000**0.5  # Kolmogorov-Smirnov, 0.1 %
     assert torch.corrcoef(wind.T)[0, 1].abs() < 5 / 20_000**0.5
     env.reset()
-    assert (env._env_state.task["wind"] != wind).all(1).all()
+    assert (env.env_state.task["wind"] != wind).all(1).all()
 
 
 def played_by_knowing(num_envs, num_tasks):
     """Winds and what knowing them earns, through the environment's own interface."""
     env = Wind(num_envs=num_envs, num_tasks=num_tasks)
     env.reset()
-    winds = env._env_state.task["wind"].clone()
+    winds = env.env_state.task["wind"].clone()
     env.set_seed(0)  # the same tasks again
     total, success = play(env, knowing(env))
     assert success.all()
@@ -182,7 +182,7 @@ def test_success_is_to_be_there_at_the_last_step():
     leave = 70
 
     def choose(t, td):
-        wind = env._env_state.task["wind"]
+        wind = env.env_state.task["wind"]
         return towards_goal(td["observation"], wind) if t < leave else torch.full((300, 2), 0.1)
 
     total, success = play(env, choose)

@@ -334,7 +334,7 @@ class Noted(MazeRunner):
     def _reset(self, tensordict=None, **options):
         out = super()._reset(tensordict, **options)
         if tensordict is None:
-            self.begun.append(self._env_state.task["task_seed"].tolist())
+            self.begun.append(self.env_state.task["task_seed"].tolist())
         return out
 
 

@@ -50,6 +50,8 @@ def play_recipe(which: str | ModuleType, folder: Path, *arguments: str) -> tuple
                     "leaderboard",
                     "reproduce",
                     "probe",
+                    "score",
+                    "play",
                 )
                 if hasattr(module, name)
             )

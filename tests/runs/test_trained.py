@@ -97,7 +97,7 @@ def test_a_run_id_gives_the_checkpoints_among_the_artifacts(
 def test_a_run_plays_its_held_out_tasks_and_one_from_before_there_were_any_plays_all(run, tmp_path):
     env = load_trained(run).build_env(num_envs=64, seed=0)
     env.reset()
-    assert is_held_out(env.task_hash(env._env_state.task)).all()
+    assert is_held_out(env.task_hash(env.env_state.task)).all()
     old = tmp_path / "old.pt"
     saved = torch.load(run / "checkpoints/step-000000000020.pt", weights_only=True)
     del saved["config"]["env"]["split"], saved["config"]["evaluation"]["env"]["split"]
@@ -105,12 +105,12 @@ def test_a_run_plays_its_held_out_tasks_and_one_from_before_there_were_any_plays
     trained = load_trained(old)
     env = trained.build_env(num_envs=64, seed=0)
     env.reset()
-    assert 0 < is_held_out(env.task_hash(env._env_state.task)).sum() < 64
+    assert 0 < is_held_out(env.task_hash(env.env_state.task)).sum() < 64
     played = evaluate(trained.build_agent(env).policy(), env, max_steps=5)
     assert played.returns.shape == (64,)
     env = load_trained(old, env={"split": "test"}).build_env(num_envs=64, seed=0)
     env.reset()
-    assert is_held_out(env.task_hash(env._env_state.task)).all()
+    assert is_held_out(env.task_hash(env.env_state.task)).all()
 
 
 def test_held_out_settings_hold_and_what_is_asked_holds_above_them(run):

@@ -319,7 +319,7 @@ def test_the_previous_action_is_the_one_at_the_place_of_the_transform(context_la
 def test_native_environments_show_the_same_context(build, limit):
     native = build()
     if limit is None:
-        limit = native._time_limit
+        limit = native.time_limit
     torch.manual_seed(0)
     # a random walk that prefers one direction, so that episodes end at different times
     actions = torch.where(torch.rand(8, 80) < 0.5, 2, torch.randint(0, 4, (8, 80)))

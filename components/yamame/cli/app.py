@@ -45,6 +45,7 @@ from yamame.cli.jobs import (
     table_of_jobs,
 )
 from yamame.cli.nodes import check
+from yamame.cli.replaced import leave_out_replaced
 from yamame.cli.sections import Config
 from yamame.cli.settings import CONFIGS
 from yamame.cli.threads import share_threads
@@ -136,7 +137,13 @@ def _checked(
     @functools.wraps(task)  # Hydra finds the recipe's file by it
     def checked(cfg: DictConfig) -> Any:
         with _reporting(name) as result:
-            settings = check(cfg, model, overridden=keys_of(overrides()))
+            overridden = keys_of(overrides())
+            left_out = leave_out_replaced(cfg, overridden)
+            settings = check(cfg, model, overridden=overridden)
+            if left_out:
+                print_stderr(
+                    f"{name}: settings of the replaced class left out: {', '.join(left_out)}"
+                )
             make_ready(cfg, needs_store=needs_store)
             # A recipe that can be resumed is one run; a job shares its process with others.
             is_run = resumable and not is_job()

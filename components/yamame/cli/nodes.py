@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from yamame.checks import SettingError, UsageError
+from yamame.cli.replaced import leave_out_replaced
 from yamame.cli.sections import Config, Node, Section, data_of, place_of
 from yamame.cli.validation import (
     ForeignArgumentError,
@@ -202,7 +203,8 @@ def check(
     them with these values. Other keys are checked by the model.
 
     Args:
-        cfg: The composed configuration.
+        cfg: The composed configuration. Settings of classes that the command line replaced are
+            removed from it (`yamame.cli.replaced`).
         model: Model of the settings, see `yamame.cli.settings`; None: settings are not checked.
         overridden: Keys that the command line set; None outside of a command line.
 
@@ -213,6 +215,7 @@ def check(
         UsageError: Has every key that is wrong, with its value, in the order of the keys.
     """
     problems: list[UsageError] = []
+    leave_out_replaced(cfg, overridden or ())
     config = _resolved(cfg, model, problems)
     settings: Config | Node | None = Node.of(config)
     if model is not None:

@@ -218,6 +218,13 @@ def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {parameter.name: parameter for parameter in parameters[1:]}
 
 
+def takes_argument(target: Callable[..., Any], name: str) -> bool:
+    """Return whether a function or constructor takes a keyword argument."""
+    parameters = parameters_of(target)
+    kinds = {parameter.kind for parameter in parameters.values()}
+    return name in parameters or inspect.Parameter.VAR_KEYWORD in kinds
+
+
 def argument_problems(
     target: Callable[..., Any], values: Mapping[str, Any], key: str
 ) -> Iterator[SettingError]:
@@ -232,8 +239,6 @@ def argument_problems(
         key: Dotted key of the node.
     """
     parameters = parameters_of(target)
-    kinds = {parameter.kind for parameter in parameters.values()}
-    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
     checkers = _checkers_of(target)
     name_of_target = values.get("_target_", target.__name__)
     # The first unknown argument lists the known ones.
@@ -241,7 +246,7 @@ def argument_problems(
     for name, value in values.items():
         if name in SPECIAL:
             continue
-        if name not in parameters and not takes_any:
+        if not takes_argument(target, name):
             yield ForeignArgumentError(
                 f"{key}.{name}", value, f"be an argument of {name_of_target}{known}"
             )

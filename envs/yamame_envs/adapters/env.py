@@ -162,21 +162,25 @@ class HostedEnv(ContextEnv):
             raise
 
     @property
-    def _present(self) -> Mapping[str, Any]:
+    def current_timestep(self) -> Mapping[str, Any]:
+        """See `ContextEnv.current_timestep`."""
         return self._current.tensors
 
-    def _restart(self, streams: Tensor) -> None:
+    def restart(self, streams: Tensor) -> None:
+        """See `ContextEnv.restart`."""
         self._seeds = TaskSeeds(streams)
 
-    def _begin_again(self, begins: Tensor, task_seed: Tensor) -> None:
+    def begin_again(self, begins: Tensor, task_seed: Tensor) -> None:
+        """See `ContextEnv.begin_again`."""
         request = self._wrap({"task_seed": task_seed})
         attempts = self._attempts + self._counts_attempts
-        self._begin_episodes(begins, request, attempts=attempts)
+        self.begin_episodes(begins, request, attempts=attempts)
 
-    def _begin_episodes(
+    def begin_episodes(
         self, begins: Tensor, tensordict: TensorDictBase | None, *, attempts: Array | None = None
     ) -> None:
-        chosen = self._chosen_tasks(tensordict)
+        """See `ContextEnv.begin_episodes`."""
+        chosen = self.requested_seeds(tensordict)
         chosen_seeds = None if chosen is None else chosen[begins].tolist()
         env_ids = begins.nonzero().squeeze(-1).tolist()
         self._attempts[env_ids] = 0 if attempts is None else attempts[env_ids]
@@ -189,7 +193,7 @@ class HostedEnv(ContextEnv):
         count = len(env_ids)
         steps = np.zeros(count, np.int64)
         aborted = np.zeros(count, np.bool_)
-        action = np.zeros((count, self._encoding.encoded_size), np.float32)
+        action = np.zeros((count, self.action_encoding.encoded_size), np.float32)
         arrays = self._current.build(outcome, action, steps, aborted, starts=True)
         self._current.replace(arrays, env_ids, self.device)
 
@@ -232,7 +236,8 @@ class HostedEnv(ContextEnv):
 
         self._failures.add(self.label, failures, place)
 
-    def _advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
+    def advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
+        """See `ContextEnv.advance`."""
         actions = self._spaces.action
         current = self._current
         batch = action.detach().cpu().numpy().astype(actions.dtype)
@@ -248,13 +253,13 @@ class HostedEnv(ContextEnv):
         self._failures.aborted += int(aborted.sum())
         self._history.add(batch)
 
-        encoded = self._encoding.encode(torch.from_numpy(batch)).numpy()
+        encoded = self.action_encoding.encode(torch.from_numpy(batch)).numpy()
         if is_any_wrong:
             encoded[wrong] = 0.0
         steps = current.column("step_index") + ~over
-        if self._time_limit is not None:
+        if self.time_limit is not None:
             # The horizon is visible, so reaching it terminates: there is no value beyond it.
-            is_late = (steps >= self._time_limit) & ~(over | aborted)
+            is_late = (steps >= self.time_limit) & ~(over | aborted)
             outcome.terminated |= is_late
             outcome.truncated &= ~is_late
         aborted |= over & current.column("aborted")
@@ -268,7 +273,7 @@ class HostedEnv(ContextEnv):
         env_ids = wrong.nonzero()[0].tolist()
         if env_ids and self._failures.raises:
             steps = torch.from_numpy(self._current.arrays["step_index"])
-            self._check_action(torch.from_numpy(batch).to(self.device), steps)
+            self.check_action(torch.from_numpy(batch).to(self.device), steps)
         failures = {}
         for env_id in env_ids:
             failures[env_id] = Failure(f"action {batch[env_id].tolist()} is out of bounds")
@@ -338,7 +343,7 @@ class HostedEnv(ContextEnv):
         Raises:
             NotImplementedError: The environment cannot be drawn.
         """
-        is_reset = bool(self._present) and 0 <= env_id < self.batch_size[0]
+        is_reset = bool(self.current_timestep) and 0 <= env_id < self.batch_size[0]
         require(self.label, "env_id", env_id, is_reset, "be an env that was reset")
         player = self._play()
         picture = player.render(env_id)
@@ -357,7 +362,7 @@ class HostedEnv(ContextEnv):
             "num_failures": self._failures.count,
             "num_aborted": self._failures.aborted,
         }
-        if self._present:
+        if self.current_timestep:
             lengths = self._episode_lengths()
             actions = self._history.of(lengths, self._spaces.action.nothing(len(lengths)))
             state["task_seed"] = torch.from_numpy(self._tasks.copy())

@@ -132,9 +132,10 @@ class Gym(HostedEnv):
         self._awaits_success_key &= not outcome.has_success_key
         return outcome, aborted
 
-    def _advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
+    def advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
+        """See `ContextEnv.advance`."""
         was_over = self._current.column("done")
-        advanced = super()._advance(action)
+        advanced = super().advance(action)
         if self._spaces.success_key is not None and self._awaits_success_key:
             ends = self._current.column("done") & ~was_over
             self._num_ended += int(ends.sum())

@@ -36,7 +36,7 @@ def test_all_environments_are_found():
 @pytest.mark.parametrize(("id", "limit"), LIMITS.items())
 def test_limits_are_the_environments_own_and_pictures_are_bytes(id, limit):
     env = MemoryGym(id=id)
-    assert env._time_limit == limit
+    assert env.time_limit == limit
     assert ("success" in env.observation_spec.keys()) == (not id.startswith("Endless"))
     seen = env.reset()["observation"]
     assert seen.dtype == torch.uint8

@@ -89,7 +89,7 @@ def test_what_is_punished_at_the_end_is_no_success():
 
 def test_limits_are_the_levels_own_and_glyphs_are_tokens():
     env = MiniHack(id=ROOM, time_limit=None)
-    assert env._time_limit == 100
+    assert env.time_limit == 100
     spec = env.observation_spec
     assert (spec["glyphs_crop"].shape, spec["glyphs_crop"].space.n) == ((1, 9, 9), 5977)
     assert (spec["message"].shape, spec["message"].dtype) == ((1, 256), torch.uint8)

@@ -1,0 +1,72 @@
+"""Settings of a choice whose class the command line replaces, as ``env._target_=mylab.Env`` does.
+
+A choice sets arguments of its own class. Those that the other class does not take, and that nobody
+gave, are left out, so that they need not be removed one by one.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from yamame.checks import UsageError
+from yamame.cli.validation import takes_argument
+from yamame.files.trusted import SPECIAL, check_name, locate, prefixes_of
+
+_CHANGES_OF_ENV = ("evaluation.env", "source.env")
+"""Nodes with further arguments of the environment."""
+
+
+def leave_out_replaced(cfg: Any, overridden: Collection[str]) -> list[str]:
+    """Remove the settings that belong to a class that the command line has replaced.
+
+    Args:
+        cfg: The composed configuration, which is changed.
+        overridden: Keys that the command line set; settings below them stay.
+
+    Returns:
+        The keys that were removed.
+    """
+    if not isinstance(cfg, DictConfig):
+        return []
+    removed = []
+    for key in overridden:
+        owner, _, name = key.rpartition(".")
+        target = _target_at(cfg, owner) if owner and name == "_target_" else None
+        if target is None:
+            continue
+        places = [owner, *_CHANGES_OF_ENV] if owner == "env" else [owner]
+        for place in places:
+            node = OmegaConf.select(cfg, place)
+            if isinstance(node, DictConfig):
+                removed += _remove(node, place, target, overridden)
+    return removed
+
+
+def _target_at(cfg: DictConfig, owner: str) -> Callable[..., Any] | None:
+    """Return the class of a node; None if it cannot be named, which `check` reports."""
+    node = OmegaConf.select(cfg, owner)
+    if not isinstance(node, DictConfig):
+        return None
+    trust = cfg.get("trust", ())
+    if OmegaConf.is_config(trust):
+        trust = OmegaConf.to_container(trust)
+    try:
+        prefixes = prefixes_of(trust)
+        check_name(node["_target_"], owner, prefixes)
+        return locate(node["_target_"], owner, prefixes)
+    except UsageError:
+        return None
+
+
+def _remove(
+    node: DictConfig, place: str, target: Callable[..., Any], overridden: Collection[str]
+) -> Iterator[str]:
+    for name in list(node):
+        key = f"{place}.{name}"
+        is_given = any(f"{each}.".startswith(f"{key}.") for each in overridden)
+        if name in SPECIAL or is_given or takes_argument(target, str(name)):
+            continue
+        with open_dict(node):
+            del node[name]
+        yield key
