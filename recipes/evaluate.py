@@ -39,6 +39,7 @@ from yamame.report import evaluations
 from yamame.runs import diagnosis
 from yamame.runs.playing import RunEvaluator
 from yamame.runs.trained import load_from_options
+from yamame.system.messages import print_stdout
 
 
 def score(cfg: EvaluateConfig) -> float:
@@ -89,7 +90,7 @@ def evaluate_runs(cfg: EvaluateConfig) -> dict[str, Any]:
     for name, found in evaluations.diagnoses(reports).items():
         tables[name] = diagnosis.table_rows(found)
     evaluations.print_tables(report, tables)
-    print(path)
+    print_stdout(path)
     return report
 
 

@@ -34,7 +34,7 @@ from yamame.cli.sections import Config
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of
 from yamame.system.installed import recipe_command
-from yamame.system.messages import OutsideError, first_line, one_line, print_stderr
+from yamame.system.messages import OutsideError, first_line, one_line, print_stderr, print_stdout
 from yamame.tracking.tracker import EXPERIMENT, TRACKING_URI
 
 SWEEP_VARIABLE = "YAMAME_SWEEP"
@@ -315,14 +315,14 @@ def _print_table(
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         cells = [row[column].ljust(widths[column]) for column in range(3)]
-        print("  ".join([*cells, row[3]]).rstrip())
+        print_stdout("  ".join([*cells, row[3]]).rstrip())
 
     outcomes = {row[1] for row in rows}
     if outcomes & {"not begun", "stopped"}:
         print("next: the same command (runs go on unless run.overwrite=true)")
     elif outcomes & {"ran", "resumed", "done"}:
         for command in reports:
-            print(f"next: {command}")
+            print_stdout(f"next: {command}")
 
 
 def _rows(

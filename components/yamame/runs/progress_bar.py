@@ -17,6 +17,7 @@ from yamame.evaluation.intervals import with_width
 from yamame.evaluation.result import described
 from yamame.runs.callbacks import Callback
 from yamame.runs.state import RunState
+from yamame.system.messages import printable
 from yamame.training.progress import RECENT
 
 _FEWEST = 10
@@ -174,7 +175,8 @@ class ProgressBar(Callback):
         """Print a line; in a log with the time of day."""
         if not self._console.file.isatty():
             text = f"{time.strftime('%H:%M:%S')}  {text}"
-        self._console.out(text, highlight=False)  # without colours for numbers
+        # Custom environments describe themselves.
+        self._console.out(printable(text), highlight=False)  # without colours for numbers
 
 
 def describe_run(run: RunState) -> str:

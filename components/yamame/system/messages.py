@@ -114,10 +114,16 @@ def print_stderr(line: object) -> None:
         print(printable(str(line)), file=sys.stderr)
 
 
-def print_stdout(text: str) -> None:
-    """Print on the standard output. A closed pipe, as of ``head``, is no failure."""
+def print_stdout(*lines: object) -> None:
+    """Print lines on the standard output.
+
+    Control characters are escaped: names and messages may be those of a stranger's run. A closed
+    pipe, as of ``head``, is no failure.
+    """
     try:
-        print(text, flush=True)
+        for line in lines:
+            print(printable(str(line)))
+        sys.stdout.flush()
     except BrokenPipeError:
         # Python flushes the standard output once more when it exits.
         devnull = os.open(os.devnull, os.O_WRONLY)

@@ -50,6 +50,8 @@ _ITEMS_PER_BATCH = 100
 RUN_TAG = "yamame.run_uuid"
 """Tag with the number that a run directory gave its run before the run existed."""
 _MARK_TAG = "yamame.mark"
+_REFUSED_TAG = "yamame.refused"
+"""Tag of a run of which MLflow refused an entry, at least once."""
 _TABLES_TAG = "mlflow.loggedArtifacts"
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -167,7 +169,7 @@ class MLflowRun:
             self.client.log_batch(self.run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Store the parameters that the run does not have yet."""
+        """Store the parameters that the run does not have yet, a hundred in one request."""
         from mlflow.entities import Param
 
         known = self.client.get_run(self.run_id).data.params
@@ -272,6 +274,16 @@ class MLflowRun:
         if entry not in known:
             self.client.set_tag(self.run_id, _TABLES_TAG, json.dumps([*known, entry]))
 
+    def takes_entries(self) -> bool:
+        """Return whether the store takes an entry of this run that is certainly correct."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.client.set_tag(self.run_id, _REFUSED_TAG, "see mlflow.refused.jsonl")
+        except MlflowException:
+            return False
+        return True
+
     def set_status(self, status: Status | Literal["RUNNING"], ms: int | None = None) -> None:
         """Store how the run ended, or that it is running.
 
@@ -282,7 +294,8 @@ class MLflowRun:
         if status == "RUNNING":
             self.client.update_run(self.run_id, status=status)
         else:
-            self.client.set_terminated(self.run_id, status=status, end_time=ms)
+            end = None if ms is None else max(0, ms)
+            self.client.set_terminated(self.run_id, status=status, end_time=end)
 
 
 def connect(tracking_uri: str, *, may_create: bool = True) -> "MlflowClient":
