@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from yamame.checks import UsageError
 from yamame.files.paths import UnsafePathError, open_regular
@@ -60,14 +60,15 @@ def database_of(tracking_uri: str) -> Path | None:
 def sqlite_uri(database: Path) -> str:
     """Return the address of the store in a SQLite file.
 
-    >>> database_of(sqlite_uri(Path("/home/me/100%/mlflow.db")))
-    PosixPath('/home/me/100%/mlflow.db')
+    >>> database_of(sqlite_uri(Path("/home/me/a%20b/mlflow.db")))
+    PosixPath('/home/me/a%20b/mlflow.db')
     """
     text = str(database)
-    # Other characters, as blanks, need no escape, and stay readable.
-    for character in "%?":
-        text = text.replace(character, quote(character))
-    return f"{SQLITE}{text}"
+    # Other characters, as blanks, need no escape, and MLflow makes an empty folder beside one whose
+    # name is escaped.
+    if unquote(text) != text:
+        text = text.replace("%", "%25")
+    return f"{SQLITE}{text.replace('?', '%3F')}"
 
 
 def absolute_uri(tracking_uri: str) -> str:
