@@ -25,8 +25,8 @@ from yamame.tracking.sender import Sender
 RECORDED = Path(__file__).with_name("recorded.jsonl")
 NUM_REPLAYS = 14
 ROUNDS = 2
-PAUSE_S = 0.6
-UPDATES = 200
+PAUSE_S = 0.4
+UPDATES = 120
 WAIT_S = 5.0
 
 
@@ -92,13 +92,18 @@ def fork(call, *arguments, **options):
 
 
 def main(uri, folder):
-    processes = [fork(replay, uri, folder, number) for number in range(NUM_REPLAYS)]
+    processes = []
+    for number in range(NUM_REPLAYS):
+        processes.append(fork(replay, uri, folder, number))
+        time.sleep(PAUSE_S)  # people do not start together
     for round_ in range(ROUNDS):
         pair = [round_ == 0, round_ == 1]
         processes += [fork(train, uri, folder, round_, tracked=tracked) for tracked in pair]
         if round_ == 0:
             while not (folder / "go").exists():
                 time.sleep(0.1)
+                if os.getppid() == 1:
+                    sys.exit(1)
     statuses = [os.waitpid(process, 0)[1] for process in processes]
     sys.exit(any(statuses))
 

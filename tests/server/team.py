@@ -135,8 +135,10 @@ class TeamServer:
         wait_until(self._answers, process=self.process, log=self._log)
 
     def _answers(self):
+        # Not its page ``health``: the first answer from the database takes seconds.
+        address = f"{self.uri}/api/2.0/mlflow/experiments/get?experiment_id=0"
         with contextlib.suppress(OSError):
-            return urllib.request.urlopen(f"{self.uri}/health", timeout=5.0).status == 200
+            return urllib.request.urlopen(address, timeout=60.0).status == 200
         return False
 
     def kill(self):
