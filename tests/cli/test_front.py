@@ -1,7 +1,9 @@
 """What is answered before torch is loaded, as a user meets it: in a process of its own."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,7 @@ WITH_HELP = (
     "play",
     "report",
     "export",
+    "serve",
     "sync",
     "doctor",
     "leaderboard",
@@ -109,6 +112,19 @@ MISTAKES = [
     (("-m", "encoder=gru,lstmm"), "encoder=lstmm"),
     (("seed=[1",), "cannot be parsed"),
     (("--nosuch",), "settings have no dashes before them"),
+    (("--resolve",), "--resolve: must come with --cfg"),
+    (("--package=env",), "--package: must come with --cfg"),
+    (("--shell-completion",), "--shell-completion: Expecting one subcommand"),
+    (("--cfg", "job", "-m"), "--cfg job -m: Only one of"),
+    (("--config-name=../../etc/passwd",), "--config-name: must be the name of a YAML file"),
+    (("--config-name=/etc/passwd",), "--config-name: must be the name of a YAML file"),
+    (
+        ("-m", "seed=0,1", "hydra.sweeper.max_batch_size=0"),
+        "hydra.sweeper.max_batch_size: must be a positive integer or null, got 0",
+    ),
+    (("run.name=None",), "run.name=None: must be null where there is no value"),
+    (("-m", "run.name=a,None"), "run.name=a,None: must be null"),
+    (("budget.minutes=None",), "budget.minutes=None: must be null"),
 ]
 WRONG_VALUES = [
     (("budget.minutes=abc",), "budget.minutes: must be a number above 0 or null, got 'abc'"),
@@ -188,9 +204,12 @@ def test_help_ends_in_order_when_its_reader_has_seen_enough(program):
 
 
 def test_the_configuration_and_completions_are_shown_without_torch():
-    shown, completions = ask(
-        ("train", "--cfg", "job", "env=tmaze"), ("train", "-sc", "install=bash")
+    shown, completions, searched = ask(
+        ("train", "--cfg", "job", "env=tmaze"),
+        ("train", "-sc", "install=bash"),
+        ("train", "env=tmaze", "--info"),
     )
+    assert (searched.returncode, searched.stderr) == (0, "")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "_target_: yamame_envs.PassiveTMaze" in shown.stdout
     assert "complete -o nospace" in completions.stdout
@@ -244,3 +263,26 @@ def test_no_garbage_is_looked_for_among_what_is_imported_and_later_again(tmp_pat
         [sys.executable, "-c", LOADING], cwd=tmp_path, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interruption_while_a_recipe_is_imported_is_a_line(tmp_path):
+    (tmp_path / "hydra.py").write_text("raise KeyboardInterrupt\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(RECIPES / "evaluate.py"), "run=a"]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.stderr == "evaluate: interrupted\n"
+    assert done.returncode in (-signal.SIGINT, 130)
+    # Any other error keeps its traceback.
+    (tmp_path / "hydra.py").write_text("raise ZeroDivisionError\n")
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.stderr.startswith("Traceback")
+
+
+def test_closed_streams_are_replaced(tmp_path):
+    command = f"{sys.executable} {RECIPES / 'train.py'} sed=1 >&- 2>&-"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (2, b"", b"")

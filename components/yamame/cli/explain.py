@@ -3,6 +3,8 @@
 import errno
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from yamame.checks import UsageError
-from yamame.cli.command_line import CommandLine, unreadable_file
+from yamame.cli.command_line import CommandLine, label_of, unreadable_file
 from yamame.cli.suggestions import closest_of
-from yamame.cli.validation import SettingsError
+from yamame.cli.validation import SettingsError, raise_any
 from yamame.files.config import flatten
 from yamame.files.identity import key_of
-from yamame.system.messages import OutsideError, one_line
+from yamame.system.messages import OutsideError, notes_of, one_line
+from yamame.system.user_code import UserCodeError
 
 REMOVABLE = ("debug", "experiment", "hardware", "trials")
 """Groups that a recipe does without, so that ``~`` may take them away."""
@@ -64,6 +67,9 @@ def check_choices(line: CommandLine) -> None:
             raise UsageError(f"{text}: must be key=value, as seed=1")
         if not group:
             raise UsageError(f"{text}: must be key=value, it has no key")
+        # Python's None is a text in YAML.
+        if "None" in value.split(",") and not any((root / group).is_dir() for root in line.roots):
+            raise UsageError(f"{text}: must be null where there is no value, as {group}=null")
         # Nothing else checks what Hydra builds for itself.
         if group.partition(".")[0] == "hydra" and "_target_" in text:
             raise UsageError(f"{group}: must name no target of Hydra's own, got {text}")
@@ -72,6 +78,8 @@ def check_choices(line: CommandLine) -> None:
         if folders and not is_removal and not is_a_value and not _are_names(value):
             if group in REMOVABLE:
                 instead = f"~{group} leaves the group out"
+                if "none" in _choices(folders):
+                    instead += f", as {group}=none does in a sweep"
             else:
                 instead = _list(_choices(folders))
             raise UsageError(f"{text}: no such choice; {instead}")
@@ -98,7 +106,9 @@ def explain_outside(error: OSError | OutsideError) -> str:
     'runs/a/step-1.pt: No space left on device; make room on its disk'
     """
     parts = [one_line(error)]
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, UserCodeError):
+        parts = [str(error)]  # its place comes last, and must not be cut off
+    elif isinstance(error, OSError) and error.strerror:
         parts = [error.strerror]
         if error.filename and error.filename2 is not None:
             parts = [f"{error.filename} -> {error.filename2}: {error.strerror}"]
@@ -106,7 +116,7 @@ def explain_outside(error: OSError | OutsideError) -> str:
             parts = [f"{error.filename}: {error.strerror}"]
         if error.errno in _REMEDIES:
             parts.append(_REMEDIES[error.errno])
-    return "; ".join([*parts, *getattr(error, "__notes__", ())])
+    return "; ".join([*parts, *notes_of(error)])
 
 
 def lines_of(error: UsageError) -> list[str]:
@@ -140,6 +150,26 @@ def explain(error: Exception, line: CommandLine) -> list[str]:
         return [f"{message.splitlines()[0]}: {cause}"]
     # Some of Hydra's messages are lists.
     return [" ".join(message.split())]
+
+
+@contextmanager
+def naming_job(line: CommandLine, number: int, job: Sequence[str]) -> Iterator[None]:
+    """Within the block, a mistake in a job of a sweep is raised with the name of the job.
+
+    Args:
+        line: Command line of the sweep; of a single run, errors are left as they are.
+        number: Number of the job.
+        job: Overrides of the job.
+    """
+    try:
+        yield
+    except (UsageError, HydraException, OmegaConfBaseException) as error:
+        if not line.is_sweep:
+            raise
+        single = replace(line, overrides=tuple(job), params=(), is_sweep=False)
+        label = label_of(line, number, job)
+        problems = [UsageError(f"{text}; in {label}") for text in explain(error, single)]
+        raise_any(problems)
 
 
 def _explain_choice(error: MissingConfigException, line: CommandLine) -> str | None:

@@ -115,7 +115,18 @@ class RolloutWorker:
                 argument even if the weights are not new.
             num_steps_before: Environment steps of all workers that had been collected when the
                 block was requested.
+
+        Raises:
+            UserCodeError: User code has raised an error, of a class that the learner may not know.
         """
+        from yamame.system.user_code import user_code  # only actors need it
+
+        with user_code():
+            return self._play(num_steps, version, weights, num_steps_before)
+
+    def _play(
+        self, num_steps: int, version: int, weights: list[Any], num_steps_before: int
+    ) -> BlockResult:
         # Not in the constructor: an error there would kill the worker, an error of a call is
         # reported.
         if self._collector is None:

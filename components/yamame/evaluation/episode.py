@@ -11,11 +11,13 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import step_mdp
 
 from yamame.checks import PositiveInt, check_bounds, require
+from yamame.evaluation.bound import StepLimit
 from yamame.evaluation.held_out import Policy, act, evaluation_mode, fresh_copy
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD
 from yamame.keys import ENTRIES
 from yamame.spaces import Spaces
 from yamame.system.signals import exit_if_received
+from yamame.system.user_code import user_code
 
 Watch = Callable[[TensorDictBase], None]
 _MOST_NUMBERS = 8
@@ -64,7 +66,8 @@ def play_episode(
         if watch is not None:
             watch(timestep)
 
-        while max_steps is None or len(steps) < max_steps:
+        limit = StepLimit(env, max_steps)
+        while not limit.is_reached(len(steps)):
             exit_if_received()
             step = env.step(act(copied, timestep, env.action_key))
             # A copy, because the environment may write the next step into the same tensors.
@@ -82,6 +85,7 @@ def render_frame(env: EnvBase) -> npt.NDArray[np.uint8]:
 
     Raises:
         NotImplementedError: The environment has no pictures.
+        UserCodeError: Code of the environment has raised an error.
     """
     try:
         can_render = callable(getattr(env, "render", None))
@@ -91,7 +95,8 @@ def render_frame(env: EnvBase) -> npt.NDArray[np.uint8]:
     if not can_render:
         message = "the environment has no method render(), which returns [H, W, 3] uint8"
         raise NotImplementedError(message)
-    frame = np.asarray(env.render())
+    with user_code(f"{type(env).__name__}: the environment failed while it was drawn"):
+        frame = np.asarray(env.render())
     if frame.ndim != 3 or frame.shape[-1] != 3 or frame.dtype != np.uint8:
         found = f"{frame.shape} {frame.dtype}"
         raise NotImplementedError(f"render() must return [H, W, 3] uint8, got {found}")

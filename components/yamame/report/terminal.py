@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from yamame.checks import require, require_at_least
-from yamame.system.messages import printable
+from yamame.system.messages import print_stdout, printable
 
 # Columns of a log; Rich would wrap at 80.
 _PLAIN_WIDTH = 120
@@ -42,7 +42,11 @@ def print_columns(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         table.add_column(Text(printable(name)), justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*map(_text, map(row.get, names)))
-    console.print(table)
+    # Rich ends the process where the output has no reader.
+    with console.capture() as captured:
+        console.print(table)
+    # The names and values are escaped already, and the colours of a terminal are not to be.
+    print_stdout(captured.get().rstrip("\n"), escape=False)
 
 
 def _text(value: Any) -> Text:

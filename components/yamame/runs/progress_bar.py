@@ -1,5 +1,6 @@
 """Progress of a run for people: a bar in a terminal, plain lines in a log."""
 
+import contextlib
 import math
 import sys
 import time
@@ -17,7 +18,7 @@ from yamame.evaluation.intervals import with_width
 from yamame.evaluation.result import described
 from yamame.runs.callbacks import Callback
 from yamame.runs.state import RunState
-from yamame.system.messages import printable
+from yamame.system.messages import discard_stdout, printable
 from yamame.training.progress import RECENT
 
 _FEWEST = 10
@@ -54,6 +55,15 @@ class _Speeds:
     """Share of the time that the learner has waited for the collector."""
 
 
+class _Console(Console):
+    """Console whose output may lose its reader, as in ``yamame train | head``."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the run go on; rich would end the process."""
+        self.quiet = True
+        discard_stdout()
+
+
 class ProgressBar(Callback):
     """Shows the progress of a run.
 
@@ -77,7 +87,7 @@ class ProgressBar(Callback):
         clock: Callable[[], float] = time.monotonic,
     ):
         self.interval_s = interval_s
-        self._console = Console(file=sys.stdout if stream is None else stream)
+        self._console = _Console(file=sys.stdout if stream is None else stream)
         self._clock = clock
         self._has_logged = False
         self._last: _Reading | None = None
@@ -175,8 +185,10 @@ class ProgressBar(Callback):
         """Print a line; in a log with the time of day."""
         if not self._console.file.isatty():
             text = f"{time.strftime('%H:%M:%S')}  {text}"
-        # Custom environments describe themselves.
-        self._console.out(printable(text), highlight=False)  # without colours for numbers
+        # A log that is closed or full is no reason to end a run.
+        with contextlib.suppress(OSError, ValueError):
+            # Without colours for numbers. Custom environments describe themselves.
+            self._console.out(printable(text), highlight=False)
 
 
 def describe_run(run: RunState) -> str:

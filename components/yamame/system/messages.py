@@ -3,6 +3,8 @@
 import contextlib
 import os
 import sys
+import warnings
+from collections.abc import Iterator
 
 from yamame.checks import format_value as format_value
 
@@ -47,7 +49,11 @@ def explain_missing(error: ModuleNotFoundError) -> str | None:
     return f"training needs the package {name}, run: pip install 'yamame[train]'"
 
 
-def one_line(error: BaseException, longest: int = 300) -> str:
+_LONGEST = 300
+"""Length of a message in a line, in characters."""
+
+
+def one_line(error: BaseException, longest: int = _LONGEST) -> str:
     """Return the message of an error in one line.
 
     Args:
@@ -60,12 +66,52 @@ def one_line(error: BaseException, longest: int = 300) -> str:
     'first xxxx ... xxxxx last'
     """
     text = " ".join(text_of(error).split()) or type(error).__name__
-    text = printable(text)
+    # Escapes are longer than their characters, and a message may have megabytes of them.
+    return _shortened(printable(_shortened(text, longest)), longest)
+
+
+def _shortened(text: str, longest: int) -> str:
     if len(text) <= longest:
         return text
     # The causes of an error are often at the end of its message.
     half = longest // 2
     return f"{text[:half]} ... {text[-half:]}"
+
+
+def described(error: BaseException) -> str:
+    """Return type and message of an error in one line.
+
+    >>> described(KeyError("map")), described(ValueError())
+    ("KeyError: 'map'", 'ValueError')
+    """
+    name = printable(type(error).__name__)
+    text = one_line(error)
+    return name if text == name else f"{name}: {text}"
+
+
+class Note(str):
+    """A note of Yamame about an error, unlike those of libraries."""
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to an error, unless the error takes none, as of a frozen dataclass."""
+    with contextlib.suppress(Exception):
+        error.add_note(Note(text))
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes that Yamame has added to an error.
+
+    >>> error = ValueError()
+    >>> add_note(error, "it is in runs/a")
+    >>> error.add_note("failed while executing module 1")
+    >>> notes_of(error)
+    ['it is in runs/a']
+    """
+    notes = getattr(error, "__notes__", None)
+    if not isinstance(notes, list):  # any code may set the attribute
+        return []
+    return [str(note) for note in notes if isinstance(note, Note)]
 
 
 def first_line(error: BaseException) -> str:
@@ -110,21 +156,72 @@ def print_stderr(line: object) -> None:
 
     Control characters are escaped. A standard error that is closed or full is no failure.
     """
+    if sys.stderr is None:  # Python would print on the standard output instead
+        return
     with contextlib.suppress(OSError, ValueError):
         print(printable(str(line)), file=sys.stderr)
 
 
-def print_stdout(*lines: object) -> None:
+_printed: set[str] = set()
+
+
+def print_once(line: str) -> None:
+    """Print a line on the standard error, unless it was printed before in this run.
+
+    Environments of training and of the held-out tasks report the same things.
+    """
+    if line not in _printed:
+        _printed.add(line)
+        print_stderr(line)
+
+
+def begin_lines() -> None:
+    """Begin a run: `print_once` prints lines again that were printed before."""
+    _printed.clear()
+
+
+@contextlib.contextmanager
+def warnings_as_lines(category: type[Warning], *, prints: bool = True) -> Iterator[None]:
+    """Print the warnings of a category in the block by `print_once`; others stay as they are.
+
+    Args:
+        category: Class of the warnings.
+        prints: Whether to print them, or to ignore them.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        if not issubclass(warning.category, category):
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+        elif prints:
+            print_once(str(warning.message))
+
+
+def print_stdout(*lines: object, escape: bool = True) -> None:
     """Print lines on the standard output.
 
-    Control characters are escaped: names and messages may be those of a stranger's run. A closed
-    pipe, as of ``head``, is no failure.
+    One that is closed, as by ``head``, or full is no failure.
+
+    Args:
+        lines: The lines.
+        escape: Escape control characters: names and messages may be those of a stranger's run.
     """
     try:
         for line in lines:
-            print(printable(str(line)))
+            print(printable(str(line)) if escape else line)
         sys.stdout.flush()
     except BrokenPipeError:
+        discard_stdout()
+    except (OSError, ValueError):
+        pass  # a ValueError for a stream that was closed
+
+
+def discard_stdout() -> None:
+    """Let all later output on the standard output vanish: it has no reader any more."""
+    # A stream without a file, as in a notebook, is left alone.
+    with contextlib.suppress(OSError, ValueError):
         # Python flushes the standard output once more when it exits.
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
