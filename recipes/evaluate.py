@@ -40,7 +40,6 @@ from yamame.runs import diagnosis
 from yamame.runs.extras import reported
 from yamame.runs.playing import RunEvaluator
 from yamame.runs.trained import load_from_options
-from yamame.system.messages import print_stdout
 
 
 def score(cfg: EvaluateConfig) -> float:
@@ -91,7 +90,7 @@ def evaluate_runs(cfg: EvaluateConfig) -> dict[str, Any]:
         found = evaluations.diagnoses(reports)
         tables = {name: diagnosis.table_rows(memory) for name, memory in found.items()}
         evaluations.print_tables(report, tables)
-    print_stdout(path)
+    print(path)
     return report
 
 
