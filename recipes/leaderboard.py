@@ -33,7 +33,7 @@ from yamame.cli.settings import LeaderboardConfig
 from yamame.report import RunReader, make_sections, place_table, write_tables
 from yamame.runs.several import train_or_resume
 from yamame.system.installed import recipe_command
-from yamame.system.messages import print_stderr
+from yamame.system.messages import print_stderr, print_stdout
 
 # Columns that are computed, left and right of the published numbers.
 RESULTS = ("at the end", "best", "verdict")
@@ -54,7 +54,8 @@ def leaderboard(cfg: LeaderboardConfig) -> Path | None:
         commands[str(task)] = arguments
     if cfg.only_check:
         for command in commands.values():
-            print(recipe_command("train"), *command, f"seed={','.join(map(str, cfg.seeds))}")
+            seeds = f"seed={','.join(map(str, cfg.seeds))}"
+            print_stdout(" ".join([recipe_command("train"), *command, seeds]))
         return None
 
     num_failed = 0
@@ -70,7 +71,7 @@ def leaderboard(cfg: LeaderboardConfig) -> Path | None:
     reader = RunReader.open(cfg.store.tracking_uri, cfg.store.experiment)
     sections, _ = make_sections(reader.read())
     not_run = write_tables([page], sections, instantiate(cfg.resampling))
-    print(*not_run, page, sep="\n")
+    print_stdout(*not_run, page)
     if num_failed:
         raise SystemExit(1)
     return page

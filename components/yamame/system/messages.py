@@ -200,13 +200,19 @@ def warnings_as_lines(category: type[Warning], *, prints: bool = True) -> Iterat
             print_once(str(warning.message))
 
 
-def print_stdout(text: object) -> None:
-    """Print on the standard output.
+def print_stdout(*lines: object, escape: bool = True) -> None:
+    """Print lines on the standard output.
 
     One that is closed, as by ``head``, or full is no failure.
+
+    Args:
+        lines: The lines.
+        escape: Escape control characters: names and messages may be those of a stranger's run.
     """
     try:
-        print(text, flush=True)
+        for line in lines:
+            print(printable(str(line)) if escape else line)
+        sys.stdout.flush()
     except BrokenPipeError:
         discard_stdout()
     except (OSError, ValueError):
