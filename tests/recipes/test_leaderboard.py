@@ -152,7 +152,8 @@ def test_the_same_failure_of_every_task_is_one_line(capsys, monkeypatch):
         raise UsageError("encoder.size: must be even, got 3")
 
     monkeypatch.setattr(module, "train_or_resume", fail)
-    cfg = validated(CONFIGS["leaderboard"], plain(yamame.compose("suite=popgym", recipe="leaderboard")))
+    composed = plain(yamame.compose("suite=popgym", recipe="leaderboard"))
+    cfg = validated(CONFIGS["leaderboard"], composed)
     reported = set()
     for task in ("a", "b", "c"):
         assert not module.trained(cfg, [f"env.id={task}"], 0, reported)
