@@ -6,6 +6,9 @@ configuration names are checked later, by `yamame.cli.app.main`; only if a value
 checked here, so that all mistakes are printed together.
 """
 
+import yamame.cli.early  # a Ctrl-C may come while the others are imported
+
+# isort: split
 import atexit
 import gc
 import os

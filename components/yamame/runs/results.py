@@ -18,6 +18,7 @@ from yamame.deploy import Interface, load
 from yamame.files.atomic import atomic_writer, read_json, write_json
 from yamame.files.checkpoint import LoadedCheckpoint
 from yamame.files.identity import belongs_to_a_machine, differing
+from yamame.files.trust_record import recorded
 from yamame.files.trusted import own_modules
 from yamame.report.figures import learning_curve, write_gif
 from yamame.report.terminal import print_columns
@@ -225,10 +226,11 @@ def next_steps(run: RunState, status: Status) -> list[str]:
     if pages:
         steps.append(pages)
     if has_checkpoint:
-        # Commands that load the run need trust in the packages that it names.
+        # Commands that load the run need trust in the packages that it names, unless it is known
+        # to be this user's.
         packages = [*(select(run.cfg, "trust") or []), *own_modules(run.config["env"])]
         arguments = [f"run={run.path}"]
-        if packages:
+        if packages and not recorded(run.path, run.config).packages:
             arguments.append(f"trust=[{','.join(dict.fromkeys(packages))}]")
         text = shlex.join(arguments)
         steps.append(f"{recipe_command('play')} {text}")
