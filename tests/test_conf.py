@@ -249,7 +249,7 @@ def test_the_settings_of_a_main_file_are_those_that_are_declared_and_its_default
         "export": ["run=a", "path=b"],
         "offline": ["data.path=a"],
     }
-    needed |= {key: ["run=a"] for key in ("evaluate", "play", "sync")}
+    needed |= {key: ["run=a"] for key in ("evaluate", "play", "serve", "sync")}
     given = needed.get(main, [])
     cfg = composed(main, *given)
     config = plain(cfg)

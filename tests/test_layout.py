@@ -44,7 +44,7 @@ DOORS = {
     "trajectory": {"transformers"},
     "evaluation": {"scipy"},
     "report": {"av", "jinja2", "matplotlib", "pandas", "PIL", "rich", "scipy"},
-    "runs": {"hydra", "omegaconf", "rich"},
+    "runs": {"hydra", "omegaconf", "rich", "yaml"},
 }
 """What rooms may import beside torch's family."""
 SHARED_WITH_ENVS = {
@@ -61,6 +61,9 @@ SHARED_WITH_ENVS = {
 """What environments may import of yamame: the format, what instructions and actions are, and how
 spaces are read.
 """
+GYMNASIUM = ("gymnasium", "cloudpickle")  # Gymnasium itself needs the latter
+SHARED_WITH_COMPONENTS = {"yamame.files.paths", "yamame.files.schema"}
+"""What components may import of the floors above: how files of others are opened and checked."""
 GYMNASIUM_FILES = ("gymnasium_env.py", "registration.py")
 HOSTS = {"adapters", "suites"}
 """Folders of yamame_envs that play environments of other libraries."""
@@ -109,10 +112,11 @@ def is_allowed(file: Path, module: str) -> bool:
         above = {
             f"yamame.{other}" for rooms in FLOORS[floor(room) :] for other in rooms if other != room
         }
-        return not is_below(module, {"yamame.recipes", *above})
+        is_shared = module == "yamame.files" or is_below(module, SHARED_WITH_COMPONENTS)
+        return is_shared or not is_below(module, {"yamame.recipes", *above})
     if root == "envs":
         hosts = len(file.parts) > 3 and file.parts[2] in HOSTS
-        gymnasium = name == "gymnasium" and (hosts or file.name in GYMNASIUM_FILES)
+        gymnasium = name in GYMNASIUM and (hosts or file.name in GYMNASIUM_FILES)
         shared = module == "yamame" or is_below(module, SHARED_WITH_ENVS)
         return name in TORCH or name == "yamame_envs" or shared or gymnasium
     if root == "recipes":

@@ -35,19 +35,24 @@ def yamame(arguments: list[str]) -> int:
 
 
 SERVE = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+STOPPED = "ended by SIGTERM"
 
 
 @contextlib.contextmanager
 def serving(begin_forked: Callable, command: list[str]) -> Iterator[None]:
-    shutil.copy(ROOT / "examples" / command[1], ".")
-    process = begin_forked(SERVE, *command[1:], cwd=Path.cwd())
+    """A server, which ends well when it is stopped."""
+    path = str(recipes_dir() / f"{command[1]}.py")
+    process = begin_forked(SERVE, path, *command[2:], cwd=Path.cwd())
     try:
-        wait_for_port(int(command[-1]), process.pid)
+        wait_for_port(int(command[-1].partition("=")[2]), process.pid)
         yield
-    finally:
+        os.kill(process.pid, signal.SIGTERM)
+        ended = process.wait()
+        assert (ended.returncode, STOPPED in ended.stderr) == (0, True), ended.stderr
+    except BaseException:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
-        print(process.wait().stderr)
+        raise
 
 
 def wait_for_port(port: int, pid: int) -> None:
@@ -68,6 +73,7 @@ def test_a_tutorial_runs_as_it_stands(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("YAMAME_TRUST_RECORD", str(tmp_path / "trusted.jsonl"))
     names, ran = {}, 0
     with contextlib.ExitStack() as stack:
         for note, kind, title, text in BLOCK.findall(tutorial.read_text()):

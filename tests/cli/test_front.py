@@ -21,6 +21,7 @@ WITH_HELP = (
     "play",
     "report",
     "export",
+    "serve",
     "sync",
     "doctor",
     "leaderboard",

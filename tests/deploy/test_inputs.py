@@ -27,7 +27,12 @@ WRONG = [
     ({"observation": GOOD | {"goal": [[1], [2, 3]]}}, "'goal'", "list"),
     ({"observation": GOOD | {"gaol": 1}}, "observation", "'gaol'"),
     ({"observation": np.zeros(6)}, "observation", "ndarray"),
-    ({"observation": GOOD, "reward": None}, "reward", "None"),
+    ({"observation": (GOOD, {})}, "observation", "env.reset()"),
+    ({"observation": (GOOD, 0.0, False, False, {})}, "observation", "env.reset()"),
+    ({"observation": GOOD | {"goal": "3,5"}}, "'goal'", "(2, 2) and dtype float32"),
+    ({"observation": GOOD | {"goal": {"x": 1}}}, "observation", "'goal' of shape (2, 2)"),
+    ({"observation": GOOD | {"observation": np.zeros(5)}}, "'observation'", "float32"),
+    ({"observation": GOOD, "reward": None}, "reward", "call reset()"),
     ({"observation": GOOD, "reward": np.nan}, "reward", "nan"),
     ({"observation": GOOD, "reward": [1.0]}, "reward", "(1,)"),
     ({"observation": GOOD, "reward": "much"}, "reward", "'much'"),
@@ -40,6 +45,8 @@ WRONG = [
     (REWARDED | {"sessions": ["a", "a"]}, "sessions", "['a', 'a']"),
     (REWARDED | {"sessions": [["a"]]}, "sessions", "[['a']]"),
     ({"observation": GOOD, "reward": [1.0], "sessions": ["a"]}, "'observation'", "(6,)"),
+    ({"observation": [GOOD] * 2, "reward": [1.0], "sessions": ["a"]}, "observation", "1 session"),
+    ({"observation": [{}], "reward": [1.0], "sessions": ["a"]}, "observation[0]", "'observation'"),
 ]
 
 
@@ -77,6 +84,29 @@ def test_a_reward_at_the_first_timestep_of_a_session_is_refused(agent):
     with pytest.raises(ValueError, match=r"reward must be 0 .* got 3.0"):
         agent.act(pair, reward=[2.0, 3.0], sessions=["a", "b"])
     agent.act(pair, reward=[2.0, 0.0], sessions=["a", "b"])
+
+
+def test_observations_of_several_sessions_may_be_a_list(agent):
+    other = GOOD | {"observation": np.linspace(-1, 1, 6)}
+    stacked = {key: np.stack([GOOD[key], other[key]]) for key in GOOD}
+    actions = []
+    for both in (stacked, [GOOD, other], (other, GOOD)[::-1]):
+        agent.reset(sessions=["a", "b"])
+        actions.append(agent.act(both, sessions=["a", "b"]).tolist())
+    assert actions == [actions[0]] * 3
+
+
+def test_an_observation_as_it_is_stored_is_read_again(agent):
+    action = agent.act(GOOD)
+    stored = agent.read_observation(GOOD)
+    assert stored.batch_size == (1,)
+    assert {key: value.shape[1:] for key, value in stored.items()} == {
+        key: spec.shape for key, spec in agent.observation_spec.items()
+    }
+    agent.reset(sessions=["a"])
+    assert agent.act(stored, sessions=["a"]).tolist() == [action]
+    with pytest.raises(ValueError, match=r"\(6,\), got \(5,\)"):
+        agent.read_observation(GOOD | {"observation": np.zeros(5)})
 
 
 def test_a_session_that_has_ended_must_begin_again(agent):

@@ -73,6 +73,7 @@ BASES = [
     ("play", ["run=trained"]),
     ("report", []),
     ("export", ["run=trained", "path=new"]),
+    ("serve", ["run=trained", "port=0"]),
     ("offline", ["data=runs", "data.path=trained/replay", "agent=bc", *SMALL]),
     ("sync", ["run=trained"]),
     ("replay_batch", ["bundle=trained/bundle"]),
@@ -143,7 +144,7 @@ def draw(rng: random.Random, kind: str) -> tuple[str, list[str], str, str]:
     known = defaults(recipe, tuple(base))
     key = rng.choice([name for name in known if not name.endswith(("_recursive_", "_convert_"))])
     value = known[key]
-    if kind in ("syntax", "sweep") and recipe != "doctor":  # which sweeps nothing
+    if kind in ("syntax", "sweep") and recipe not in ("doctor", "serve"):  # which sweep nothing
         texts = list(verbatim_keys(CONFIGS[recipe]))  # what is typed there needs no quotes
         numbers = [
             name for name in known if name not in texts and isinstance(known[name], int | float)
@@ -229,6 +230,7 @@ def line(imported, place, monkeypatch) -> Callable[..., tuple[Any, str]]:
     for name in ("save_pretrained", "export"):
         monkeypatch.setattr(f"yamame.deploy.DeployedAgent.{name}", begin_no_run)
     monkeypatch.setattr("yamame.deploy.mlflow_model.save_model", begin_no_run)
+    monkeypatch.setattr("yamame.deploy.server.AgentServer.__init__", begin_no_run)
 
     def run(recipe: str, arguments: list[str]) -> tuple[Any, str]:
         module = load(recipe)
@@ -387,7 +389,7 @@ def test_a_strangers_file_is_one_line_and_runs_nothing(line, place, tmp_path, re
 
 def test_no_module_keeps_the_functions_that_these_tests_replace(line, monkeypatch):
     for recipe, arguments in BASES:
-        if recipe in ("evaluate", "play", "report", "export", "sync"):
+        if recipe in ("evaluate", "play", "report", "export", "serve", "sync"):
             line(recipe, arguments)
     monkeypatch.undo()
     ours = {

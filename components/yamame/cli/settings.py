@@ -158,6 +158,47 @@ class ExportConfig(Config):
     """Number of episodes that a .pt2 or .onnx file acts in side by side."""
 
 
+class ServeConfig(Config):
+    """Settings of `serve`."""
+
+    run: VerbatimText
+    """A run directory, a checkpoint file, the id of an MLflow run, a folder of `export` or
+    zoo:NAME."""
+    checkpoint: Literal["best", "last"]
+    """Weights to load: best (the checkpoint with the best evaluation in training) or last."""
+    tracking_uri: Text
+    """MLflow store in which ids of runs are looked up."""
+    trust: list[Text]
+    """Packages whose classes a run may name, as [mylab.]."""
+    device: Device
+    """Device on which the agent acts: cpu, cuda, cuda:1."""
+    seed: Natural
+    """Seed of the agent's samples."""
+    greedy: bool | None
+    """Act by the most probable action instead of sampling; null: as in evaluations of training."""
+    gamma: float | None
+    """Discount factor that acts, one of the trained ones; null: the last."""
+    context_length: Count | None
+    """Timesteps that the agent remembers, where its encoder lets that be chosen; null: as in
+    training."""
+    host: Text
+    """Network interface: 127.0.0.1 answers this machine alone, 0.0.0.0 every machine."""
+    port: Annotated[int, Bounds(least=0, most=65_535)]
+    """Port; 0: a free one, which is printed."""
+    max_sessions: Count
+    """Largest number of sessions; with more, /reset answers 503."""
+    session_timeout: PositiveFloat
+    """Seconds without a request after which a session ends."""
+    max_connections: Count
+    """Largest number of open connections; with more, the one idle for longest is closed."""
+    connection_timeout: PositiveFloat
+    """Seconds in which a request must arrive completely, and after which an idle connection is
+    closed."""
+    max_request_bytes: Count | None
+    """Largest body of a request, larger ones get 413; null: enough for any observation of the
+    agent."""
+
+
 class ReplayBatchConfig(Config):
     """Settings of `replay_batch`."""
 
@@ -335,6 +376,7 @@ CONFIGS: dict[str, type[Config]] = {
     "evaluate": EvaluateConfig,
     "play": PlayConfig,
     "export": ExportConfig,
+    "serve": ServeConfig,
     "replay_batch": ReplayBatchConfig,
     "sync": SyncConfig,
     "report": ReportConfig,

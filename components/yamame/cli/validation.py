@@ -369,7 +369,9 @@ def describe(hint: Any, value: Any = None) -> str:
     for member in _members(hint):
         text = _describe_member(member)
         # These rules go without saying, so they are mentioned only where they are broken.
-        if text == _WORDS[str] and isinstance(value, str):
+        if text == _WORDS[str] and value == "None":
+            text += " (null stands for None)"
+        elif text == _WORDS[str] and isinstance(value, str):
             text += " of printable characters"
         elif text.startswith(_WORDS[int]) and _is_too_large(value):
             text += " with 64 bits"

@@ -7,7 +7,9 @@ read by `yamame.spaces`, the context computed by the functions of `yamame.transf
 actions encoded by `yamame.actions`.
 """
 
+from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,9 +24,10 @@ from yamame.checks import ArgumentError, require
 from yamame.keys import CONTEXT, NOT_STORED
 from yamame.replay.packing import pack
 from yamame.spaces import ObservationEntry
-from yamame.spaces.arrays import SpaceError
-from yamame.spaces.from_specs import spaces_of
+from yamame.spaces.arrays import BOUNDS_REMEDY, BoundsError, SpaceError
+from yamame.spaces.from_specs import recorded_spaces, spaces_of
 from yamame.spaces.observation import is_nested_as_space
+from yamame.system.messages import print_stderr
 from yamame.transforms.context import context_values
 
 OWNER = "TrajectoryFormat"
@@ -35,7 +38,8 @@ WORLDS_REMEDY = (
     "holds out no goals (walls, roads)"
 )
 PER_CHUNK = 16384
-"""Timesteps that are packed at once, if no episode is longer."""
+"""Timesteps that are packed at once, padding included, if no episode is longer."""
+_LARGEST_REWARD = 1e12
 Field = tuple[torch.Size, torch.dtype]
 """Shape and dtype of an entry of one timestep."""
 
@@ -91,6 +95,12 @@ class TrajectoryFormat:
         for entry in spaces.observations:
             self._observations[unravel_key(entry.key)] = entry
         self.actions = spaces.action
+        # Environments of Gymnasium spaces have the setting env.bounds.
+        self._has_bounds = recorded_spaces(env) is not None
+        # Entries whose numbers out of bounds were reported.
+        self._reported: set[NestedKey] = set()
+        places = Counter(_place(self._observations[key]) for key in self.observed)
+        self._ambiguous = {place for place, count in places.items() if count > 1}
 
         bound = getattr(spec["step_index"].space, "high", None)
         self.horizon = None
@@ -159,7 +169,15 @@ class TrajectoryFormat:
 
         Returns:
             The array; None if there is none.
+
+        Raises:
+            ArgumentError: Files cannot tell this entry from another, because the texts of their
+                keys are equal.
         """
+        place = _place(self._observations[key])
+        condition = "have keys of different texts to be read from data, where keys are texts"
+        is_clear = place not in self._ambiguous
+        require(OWNER, "observation_space", place, is_clear, condition)
         # The context is not part of any observation.
         entries = [self._observations[other] for other in self.observed]
         by_path = is_nested_as_space(entries, observation)
@@ -178,9 +196,27 @@ class TrajectoryFormat:
             SpaceError: The shape, the dtype or a value does not fit the space.
         """
         array = _to_numpy(values)
-        label = f"{name}: entry {key!r}"
-        read = self._observations[key].read(array, batch=array.shape[:1], label=label)
+        try:
+            read = self._observations[key].read(
+                array,
+                batch=array.shape[:1],
+                label=f"{name}: entry {key!r}",
+                bounded=True,
+                may_be_unknown=True,
+                report=None if key in self._reported else partial(self._report, key),
+            )
+        except BoundsError as error:
+            error.remedy = BOUNDS_REMEDY
+            raise
         return torch.from_numpy(read)
+
+    def _report(self, key: NestedKey, message: str) -> None:
+        """Print the first number of an entry outside of its bounds."""
+        self._reported.add(key)
+        print_stderr(
+            f"data: {message}; such values are kept and not reported again (env.bounds=clip makes "
+            "them the bounds, env.bounds=raise refuses them)"
+        )
 
     def read_action(self, values: Tensor | Any, name: str, *, indices: bool | None) -> Tensor:
         """Convert actions of T timesteps to the stored form.
@@ -197,6 +233,10 @@ class TrajectoryFormat:
         array = _to_numpy(values)
         try:
             read = self.actions.read(array, label=f"{name}: entry 'action'", indices=bool(indices))
+        except BoundsError as error:
+            if self._has_bounds:
+                error.remedy = "env.bounds=clip makes such values the bounds"
+            raise
         except SpaceError as error:
             if indices is not None and self._is_readable(array, indices=not indices):
                 error.remedy = f"or set +data.source.indices={str(not indices).lower()}"
@@ -254,11 +294,15 @@ class TrajectoryFormat:
         # Packing pads to the longest episode: chunks bound the memory that it takes.
         episode_ends = (ends.nonzero().squeeze(-1) + 1).tolist()
         parts = []
-        first = end = 0
+        first = end = num_episodes = longest = 0
         for next_end in episode_ends:
-            if next_end - first > PER_CHUNK and end > first:
+            num_episodes += 1
+            longest = max(longest, next_end - end)
+            if num_episodes * longest > PER_CHUNK and end > first:
                 parts.append(self._complete(pack(rollout[first:end]), name))
                 first = end
+                num_episodes = 1
+                longest = next_end - end
             end = next_end
         parts.append(self._complete(pack(rollout[first:end]), name))
         return parts
@@ -309,6 +353,7 @@ class TrajectoryFormat:
         for key in self.entries:
             if key not in CONTEXT:
                 own[key] = self._fitting(packed, key, name)
+        _check_rewards(own["next", "reward"], name)
         is_init = mask & (step == 0)
         trial_start = packed.get("trial_start", None)
         if trial_start is not None:
@@ -361,6 +406,11 @@ class TrajectoryFormat:
         return value
 
 
+def _place(entry: ObservationEntry) -> str:
+    """Return the place of an entry in an observation, as files name it."""
+    return "/".join(map(str, entry.path))
+
+
 def after(key: NestedKey) -> NestedKey:
     """Return the key under ``"next"``.
 
@@ -405,6 +455,13 @@ def _casts(value: Tensor, dtype: torch.dtype) -> bool:
     if value.dtype.is_floating_point:
         return False
     return bool((value.to(dtype).to(value.dtype) == value).all())
+
+
+def _check_rewards(rewards: Tensor, name: str) -> None:
+    """Raise for rewards that no loss can be computed of."""
+    largest = float(rewards.abs().max())
+    condition = f"be at most {_LARGEST_REWARD:g}, because losses square sums of rewards in float32"
+    require(name, "largest reward", largest, largest <= _LARGEST_REWARD, condition)
 
 
 def _delayed(value: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
@@ -21,14 +20,25 @@ from torchrl.envs.transforms import Transform
 
 from yamame.checks import UsageError, require
 from yamame.data.format import TrajectoryFormat
+from yamame.data.hdf5_files import opened
+from yamame.data.minari_files import read_episodes
+from yamame.data.numpy_files import read_npz
+from yamame.data.sizes import Sizes
 from yamame.data.source import MemoryStore, SampleBy, TrajectoryDataset
 from yamame.data.tables import nested, read_tree, rollout, tables, unused
+from yamame.data.tensordict_files import META, read_folder
+from yamame.files.paths import check_tree, inside
 from yamame.keys import RELABELLING
 from yamame.replay import TrajectoryFollower
 from yamame.spaces.arrays import SpaceError
 from yamame.system.messages import one_line, print_stderr
 
 Paths = str | list[str]
+_LARGE_REWARD = 1e6
+_WITHOUT_STEP = (
+    "an episode must have a step, and the last one of a truncated episode counts only with "
+    "'next_observations'"
+)
 Content: TypeAlias = Mapping[str, Any] | TensorDictBase
 """Arrays in nested mappings (`yamame.data.tables`), or a TorchRL rollout ``[T]``."""
 
@@ -59,7 +69,8 @@ def runs(
         require("data", "path", str(folder), folder.is_dir(), "be a folder")
         # A run directory has other folders, too.
         if (folder / "replay").is_dir():
-            folder = folder / "replay"
+            folder = inside(folder, "replay")
+        check_tree(folder)
         stores.append(_RunStore(folder, format))
     for store in stores:
         # Runs may have been copied, or written by a machine that failed.
@@ -112,18 +123,10 @@ def npz(
 
 
 def _read_npz(path: Paths) -> Iterator[tuple[str, Content]]:
+    sizes = Sizes()
     for file in _matching(path):
         name = str(file)
-        try:
-            # A pickle would run code of the file.
-            with np.load(file, allow_pickle=False) as arrays:
-                held = {key: arrays[key] for key in arrays.files}
-        except Exception as error:
-            # Damaged files make NumPy raise almost anything.
-            raise UsageError(
-                f"{name}: must be a .npz file of plain arrays, it cannot be read: {one_line(error)}"
-            ) from error
-        yield name, nested(held, name)
+        yield name, nested(read_npz(file, sizes), name)
 
 
 def hdf5(
@@ -147,34 +150,12 @@ def hdf5(
 
 
 def _read_hdf5(path: Paths, h5py: Any) -> Iterator[tuple[str, Content]]:
+    sizes = Sizes()
     for file in _matching(path):
         name = str(file)
-        try:
-            opened = h5py.File(file, "r")
-        except OSError as error:
-            raise UsageError(
-                f"{name}: must be an HDF5 file, it cannot be read: {one_line(error)}"
-            ) from error
-        with opened:
-            with _naming(name):
-                tree = _hdf5_tree(opened, h5py, name)
+        with _naming(name), opened(file, h5py, sizes) as tree:
             # Arrays are read when they are used, while the file is open.
             yield name, tree
-
-
-def _hdf5_tree(group: Any, h5py: Any, name: str) -> dict[str, Any]:
-    """Return the groups and datasets of an HDF5 file, none of which may be in another file."""
-    tree = {}
-    for key in group:
-        # A link could name any file that the user can read.
-        link = group.get(key, getlink=True)
-        is_inside = not isinstance(link, h5py.ExternalLink)
-        require(name, f"entry {key!r}", "a link to another file", is_inside, "be in this one")
-        value = group[key]
-        if isinstance(value, h5py.Group):
-            value = _hdf5_tree(value, h5py, name)
-        tree[key] = value
-    return tree
 
 
 def minari(
@@ -204,22 +185,9 @@ def minari(
 
 
 def _read_minari(path: Paths, library: Any, download: bool) -> Iterator[tuple[str, Content]]:
+    sizes = Sizes()
     for dataset_id in [path] if isinstance(path, str) else path:
-        try:
-            dataset = library.load_dataset(dataset_id, download=download)
-        except (FileNotFoundError, ValueError) as error:
-            raise UsageError(
-                f"minari: {dataset_id} must be a dataset on this machine: {error}"
-            ) from error
-        for episode in dataset.iterate_episodes():
-            arrays = {
-                "observations": episode.observations,
-                "actions": episode.actions,
-                "rewards": episode.rewards,
-                "terminated": episode.terminations,
-                "truncated": episode.truncations,
-            }
-            yield f"{dataset_id}: episode {episode.id}", arrays
+        yield from read_episodes(dataset_id, library, download=download, sizes=sizes)
 
 
 def torchrl(
@@ -256,7 +224,9 @@ def _read_torchrl(
 ) -> Iterator[tuple[str, Content]]:
     steps: Any = dataset
     if isinstance(dataset, str):
-        steps = _read_folder(dataset)
+        condition = f"be the folder of a TensorDict (it holds {META})"
+        require("torchrl", "path", dataset, (Path(dataset) / META).is_file(), condition)
+        steps = read_folder(dataset, Sizes())
     elif isinstance(dataset, ReplayBuffer):
         steps = dataset[:]
     is_tensordict = isinstance(steps, TensorDictBase)
@@ -264,18 +234,6 @@ def _read_torchrl(
     require(name, "shape", tuple(steps.shape), steps.ndim in (1, 2), "be [T] or [N, T]")
     for row in steps.unbind(0) if steps.ndim == 2 else [steps]:
         yield name, row
-
-
-def _read_folder(path: str) -> TensorDictBase:
-    """Read a TensorDict on disk without running code that it may contain."""
-    condition = "be the folder of a TensorDict (it holds meta.json)"
-    require("torchrl", "path", path, (Path(path) / "meta.json").is_file(), condition)
-    try:
-        return TensorDict.load_memmap(path, allow_pickle=False)
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise UsageError(
-            f"{path}: must be a TensorDict of tensors, it cannot be read: {one_line(error)}"
-        ) from error
 
 
 def load(
@@ -325,6 +283,7 @@ class _Loader:
         self._parts: list[tuple[TensorDict, torch.Tensor]] = []
         self._unused: set[str] = set()
         self._is_ambiguous = False
+        self._empty: list[str] = []
 
     def add_tables(self, tree: Mapping[str, Any], name: str) -> None:
         """Add the episodes of all tables in nested mappings."""
@@ -341,10 +300,12 @@ class _Loader:
                     drop_unfinished=self._drop_unfinished,
                     indices=self._indices,
                 )
-                if len(steps):
-                    self._check_ambiguity(read_tree(table, "actions", place))
-                    # Actions of the table are stored entries now, which count from 0.
-                    self._parts += self._format.trajectories(steps, place, indices=True)
+                if len(steps) == 0:
+                    self._empty.append(place)
+                    continue
+                self._check_ambiguity(read_tree(table, "actions", place))
+                # Actions of the table are stored entries now, which count from 0.
+                self._parts += self._format.trajectories(steps, place, indices=True)
 
     def add_rollout(self, steps: TensorDictBase, name: str) -> None:
         """Add the episodes of a rollout ``[T]``."""
@@ -360,7 +321,19 @@ class _Loader:
 
     def finish(self, name: Any) -> MemoryStore:
         """Return the trajectories, and print warnings about the data."""
-        require("data", "trajectories", f"none in {name}", bool(self._parts), "be at least one")
+        found = f"none in {name}"
+        remedy = f"{self._empty[0]}: {_WITHOUT_STEP}" if self._empty else None
+        is_any = bool(self._parts)
+        require("data", "trajectories", found, is_any, "be at least one", remedy=remedy)
+        if self._empty:
+            number = len(self._empty)
+            print_stderr(f"data: {self._empty[0]}: {_WITHOUT_STEP}; {number} such left out")
+        largest = max(_largest_reward(timesteps) for timesteps, _ in self._parts)
+        if largest > _LARGE_REWARD:
+            print_stderr(
+                f"data: {name}: rewards reach {largest:g}, and losses square their sums; "
+                "divide them in the data, or lower agent.loss.reward_multiplier"
+            )
         if self._indices is not None and self._is_ambiguous:
             used = "from 0"
             other = f"from {self._format.actions.first_numbers}, as in their space"
@@ -374,6 +347,10 @@ class _Loader:
         if self._unused:
             print_stderr(f"data: {name}: not read: {', '.join(sorted(self._unused))}")
         return MemoryStore(self._parts)
+
+
+def _largest_reward(timesteps: TensorDict) -> float:
+    return float(timesteps["next", "reward"].abs().max())
 
 
 class _RunStore(TrajectoryFollower):
@@ -413,7 +390,9 @@ def _matching(path: Paths) -> list[Path]:
     """Return the files or folders that paths and patterns match, in order; at least one each."""
     found: list[Path] = []
     for pattern in [path] if isinstance(path, str) else path:
-        names = sorted(glob.glob(os.path.expanduser(pattern)))
+        name = os.path.expanduser(pattern)
+        # A name may hold the characters of patterns.
+        names = [name] if os.path.lexists(name) else sorted(glob.glob(name))
         require("data", "path", pattern, bool(names), "name an existing file or folder")
         found += [Path(name) for name in names]
     require("data", "path", path, bool(found), "name at least one file or folder")

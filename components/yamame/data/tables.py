@@ -295,10 +295,13 @@ def _cut(tree: Any, length: int) -> Any:
 def _array(value: Any, name: str) -> Array:
     """Copy an array to a dtype that torch has."""
     require(name, "entry", type(value).__name__, not is_tree(value), "be an array")
+    # Arrays of other kinds, such as texts, are not read from their file at all.
+    if not hasattr(value, "dtype"):
+        value = np.asarray(value)
+    kind = value.dtype.kind
+    require(name, "dtype", str(value.dtype), kind in "biuf", "be of numbers or flags")
     array = np.asarray(value)
-    kind = array.dtype.kind
     size = array.dtype.itemsize
-    require(name, "dtype", str(array.dtype), kind in "biuf", "be of numbers or flags")
     if kind == "u" and size == 8 and array.size:
         largest = int(array.max())
         require(name, "largest number", largest, largest < 2**63, "be below 2**63")

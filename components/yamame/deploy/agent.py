@@ -23,6 +23,7 @@ from yamame.deploy.interface import dtype_name
 from yamame.deploy.saved import SavedAgent
 from yamame.deploy.sessions import Sessions
 from yamame.deploy.step import ActingStep
+from yamame.files.trust_record import recorded
 
 _ALONE = None
 """Name of the session of an agent that acts without sessions."""
@@ -33,7 +34,7 @@ class DeployedAgent:
 
     A loop over one stream::
 
-        agent.reset()
+        agent.reset()  # before the first observation of every episode, or pass done=True
         action = agent.act(observation)
         while True:
             # Where done is set, the observation is the first one of the next episode.
@@ -50,7 +51,8 @@ class DeployedAgent:
             training.
         max_sessions: Largest number of sessions; None for no limit.
         device: Device of the computation.
-        trust: Packages whose classes the file may name besides Yamame's, as ``["mylab."]``.
+        trust: Packages whose classes the file may name besides Yamame's, as ``["mylab."]``. Runs of
+            this user need none (`yamame.files.trust_record`).
 
     Attributes:
         saved: Content of the agent's file.
@@ -82,6 +84,7 @@ class DeployedAgent:
     ) -> None:
         check_device(device)
         interface = saved.interface
+        trust = [*trust, *recorded(saved.source, saved.config).packages]
         agent = build_agent(saved.config, interface, context_length=context_length, trust=trust)
         load_weights(agent, saved.weights, source=saved.source, fit="its configuration")
         self.saved = saved
@@ -165,13 +168,15 @@ class DeployedAgent:
         repeated with corrected arguments.
 
         Args:
-            observation: A value of the environment's Gymnasium space, or arrays or tensors by name
-                as in `observation_spec`; a single array, if there is only one entry. With
-                ``sessions`` each array has their number N as first dimension. Entries of the
-                context (`yamame.keys.CONTEXT`) are computed by the agent, and ignored here.
-            reward: Reward of the last action. 0 or None at the first observation.
+            observation: A value of the environment's Gymnasium space, as its ``reset`` and ``step``
+                return it, or arrays or tensors by name as in `observation_spec`; a single array, if
+                there is only one entry. It is read as a value of the space if it has one for every
+                entry in the places of the space. With ``sessions`` each array has their number N as
+                first dimension, or a list holds N observations. Entries of the context
+                (`yamame.keys.CONTEXT`) are computed by the agent, and ignored here.
+            reward: Reward of the last action. 0 or None at the first observation after `reset`.
             done: Whether the last action ended the episode, so that this observation is the first
-                one of the next. The memory is cleared.
+                one of the next. The memory is cleared, so `reset` need not be called.
             trial_start: Whether the last action ended an attempt at a task that is now tried again.
                 The memory is kept. For agents trained with several trials per episode.
             sessions: Names of N sessions that `reset` has begun, in the order of the observations.
@@ -259,6 +264,26 @@ class DeployedAgent:
             remedy = "begin them with reset(sessions=[...])"
             require("DeployedAgent", "sessions", name, has_begun, "have begun", remedy=remedy)
         return names
+
+    def read_observation(self, observation: Any, *, num: int | None = None) -> TensorDictBase:
+        """Convert an observation to the entries that are stored for training.
+
+        Exported graphs and MLflow models take these, by the names in `TensorDict.flatten_keys`.
+        `act` takes them, too.
+
+        Args:
+            observation: An observation, or those of several streams, as for `act`.
+            num: Number N of streams; None for one observation.
+
+        Returns:
+            Entries ``[N]`` as in `observation_spec`, ``[1]`` for one observation.
+
+        Raises:
+            ValueError: An entry is missing, unknown, or not in its space.
+        """
+        batch = () if num is None else (num,)
+        entries, _ = self._inputs.read(observation, batch)
+        return entries
 
     def env_action(self, action: Any) -> Any:
         """Convert an action of `act` to a value of the environment's Gymnasium space.

@@ -11,9 +11,10 @@ modules of Yamame are imported for it.
 """
 
 import inspect
+import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -41,6 +42,7 @@ class Kind:
         room: Package whose ``__init__`` exports them.
         base: Dotted name of their base class; empty if there are functions alone.
         functions: Functions, by name: they have no base class that would tell them apart.
+        wrappers: Classes that need another object to be built, which are not allowed.
         inner: Also allow classes in modules of the room that its ``__init__`` does not export. Set
             for components, which only compute.
     """
@@ -48,6 +50,7 @@ class Kind:
     room: str
     base: str = ""
     functions: tuple[str, ...] = ()
+    wrappers: tuple[str, ...] = ()
     inner: bool = False
 
 
@@ -56,7 +59,10 @@ _TRACKER = "yamame.tracking.Tracker"
 _DATA = ("hdf5", "minari", "npz", "runs", "torchrl")
 
 KINDS = {
-    "env": (Kind("yamame_envs", "torchrl.envs.EnvBase"), _WORKERS),
+    "env": (
+        Kind("yamame_envs", "torchrl.envs.EnvBase", wrappers=("HostedEnv", "RepeatedTrials")),
+        _WORKERS,
+    ),
     "evaluation": (_WORKERS,),
     "trials": (Kind("yamame_envs", "yamame_envs.RepeatedTrials"),),
     "workers": (_WORKERS,),
@@ -96,16 +102,46 @@ KINDS = {
 }
 """Kinds by the first part of the key. A class at another key is refused: a buffer is no encoder."""
 
-_REGISTERING = ("popgym", "yamame_envs")
+REGISTERING = ("popgym", "yamame_envs")
 """Modules that a file may have imported before an environment is looked up
 (``"popgym:popgym-..."``).
 """
-_TEXTS = ("device", "expected", "logger", "run")
-"""Settings whose texts may hold a colon and name no module."""
-_DEEPEST = 32
-_DOTTED = re.compile(r"[A-Za-z]\w*(\.(?!__)[A-Za-z_]\w*)+", re.ASCII)
-_PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z_]\w*)*\.?", re.ASCII)
-_HINT = "a package of your own must be in trust=[...]"
+DOTTED = re.compile(r"[A-Za-z]\w*(\.(?!__)[A-Za-z_]\w*)+", re.ASCII)
+PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z_]\w*)*\.?", re.ASCII)
+
+
+class UntrustedError(SettingError):
+    """A name that needs trust.
+
+    Args:
+        key: Dotted key of the name.
+        value: The name.
+        condition: Condition that it does not meet, in words that follow "must".
+        packages: Prefixes to add to those that are trusted.
+        trust: Prefixes that are trusted already.
+        hint: Text before the value to add.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        value: Any,
+        condition: str,
+        *,
+        packages: Iterable[str],
+        trust: Iterable[str] = (),
+        hint: str = "a package of your own must be in trust=[...]",
+    ) -> None:
+        self.packages = tuple(dict.fromkeys([*trust, *packages]))
+        self.hint = hint
+        super().__init__(key, value, condition, remedy=self._remedy(",".join(self.packages)))
+
+    def _remedy(self, listed: str) -> str:
+        return f"{self.hint}: add trust=[{listed}]"
+
+    def as_in_python(self) -> None:
+        """Write the value to add as an argument of a function."""
+        self.remedy = self._remedy(", ".join(json.dumps(package) for package in self.packages))
 
 
 def prefixes_of(trust: Any) -> tuple[str, ...]:
@@ -119,7 +155,7 @@ def prefixes_of(trust: Any) -> tuple[str, ...]:
     """
     packages = trust if isinstance(trust, list | tuple) else [trust]
     for package in packages:
-        if not isinstance(package, str) or not _PACKAGE.fullmatch(package):
+        if not isinstance(package, str) or not PACKAGE.fullmatch(package):
             raise SettingError("trust", trust, "be a list of packages, as [mylab.]")
     return tuple(f"{package.rstrip('.')}." for package in packages)
 
@@ -136,10 +172,15 @@ def check_name(path: Any, key: str, trust: Iterable[str] = ()) -> None:
         SettingError: The name has another prefix.
     """
     allowed = (*OURS, *LAYERS)
-    is_name = isinstance(path, str) and _DOTTED.fullmatch(path) is not None
-    if not is_name or not path.startswith((*allowed, *trust)):
-        condition = f"begin with {' or '.join(allowed)} or a package of trust=[...]"
+    is_name = isinstance(path, str) and DOTTED.fullmatch(path) is not None
+    trusted = tuple(trust)
+    if is_name and path.startswith((*allowed, *trusted)):
+        return
+    condition = f"begin with {' or '.join(allowed)} or a package of trust=[...]"
+    if not is_name:
         raise SettingError(f"{key}._target_", path, condition)
+    packages = [f"{path.partition('.')[0]}."]
+    raise UntrustedError(f"{key}._target_", path, condition, packages=packages, trust=trusted)
 
 
 def locate(path: str, key: str, trust: Iterable[str] = ()) -> Callable[..., Any]:
@@ -225,7 +266,8 @@ def is_of_kind(path: str, place: str) -> bool:
             continue
         # Modules import names of other packages, too.
         home = str(getattr(target, "__module__", "")).partition(".")[0]
-        is_ours = inspect.isclass(target) and home == kind.room.partition(".")[0]
+        is_built = not inspect.isabstract(target) and name not in kind.wrappers
+        is_ours = is_built and inspect.isclass(target) and home == kind.room.partition(".")[0]
         if kind.base and is_ours and _has_base(target, resolve_name(kind.base)):
             return True
     return False
@@ -239,60 +281,6 @@ def _has_base(target: type, base: Any) -> bool:
     return getattr(base, "_is_runtime_protocol", False) and issubclass(target, base)
 
 
-def check_file(config: Any, trust: Iterable[str] = ()) -> None:
-    """Check that a configuration from a file is plain data and names only what a file may name.
-
-    Args:
-        config: Configuration as in the file, before anything of it is resolved.
-        trust: Prefixes of packages whose classes may be named, see `prefixes_of`.
-
-    Raises:
-        SettingError: Has the key and the value.
-
-    >>> check_file({"encoder": {"_target_": "os.system"}})
-    Traceback (most recent call last):
-    yamame.checks.SettingError: encoder._target_: must be a class of Yamame that belongs there, ...
-    """
-    prefixes = tuple(trust)
-    for path, value in _entries(config, ()):
-        _check_entry(path, value, prefixes)
-
-
-def _check_entry(path: tuple[str, ...], value: Any, trust: tuple[str, ...]) -> None:
-    """Check one entry of a file.
-
-    Raises:
-        SettingError: It is no plain data, or names something that a file may not name.
-    """
-    key = ".".join(path) or "configuration"
-    name = path[-1] if path else ""
-    if name == "_target_":
-        is_name = isinstance(value, str) and _DOTTED.fullmatch(value) is not None
-        is_known = is_name and (value.startswith(trust) or is_of_kind(value, path[0]))
-        condition = "be a class of Yamame that belongs there, in a file"
-        require_setting(key, value, is_known, condition, remedy=_HINT)
-        return
-    if name == "_partial_":
-        require_setting(key, value, isinstance(value, bool), "be true or false")
-        return
-    require_setting(key, value, name not in SPECIAL, "be absent in a file")
-
-    # Subclasses of these types could run code of their own.
-    is_plain = type(value) in (dict, list, str, int, float, bool, type(None))
-    condition = f"be plain data, no more than {_DEEPEST} levels deep"
-    require_setting(key, value, is_plain and len(path) <= _DEEPEST, condition)
-    text = value if isinstance(value, str) else ""
-    # OmegaConf would resolve it when the configuration is read.
-    is_resolved = "${" not in text and "${" not in key
-    require_setting(key, value, is_resolved, "be a value and no interpolation, in a file")
-    # Gymnasium imports the module before the colon of an id.
-    if ":" in text and path[0] not in _TEXTS:
-        module = text.rpartition(":")[0]
-        may_import = module in _REGISTERING or f"{module}.".startswith(trust)
-        condition = "be a text that imports no module, in a file"
-        require_setting(key, value, may_import, condition, remedy=_HINT)
-
-
 def own_modules(env: Mapping[str, Any]) -> list[str]:
     """Return the modules that an environment's settings import if they come from the command line,
     and that need trust if they come from a file.
@@ -304,7 +292,7 @@ def own_modules(env: Mapping[str, Any]) -> list[str]:
     for value in env.values():
         if isinstance(value, str) and ":" in value:
             module = value.rpartition(":")[0]
-            if module not in _REGISTERING and f"{module}." not in modules:
+            if module not in REGISTERING and f"{module}." not in modules:
                 modules.append(f"{module}.")
     return modules
 
@@ -340,15 +328,3 @@ def _reads_weights(target: Any) -> bool:
     except (ImportError, AttributeError, ValueError):
         return False
     return inspect.isclass(encoder) and issubclass(encoder, HFEncoder)
-
-
-def _entries(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield every value with its path, containers before their entries."""
-    yield path, value
-    items: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list):
-        items = enumerate(value)
-    for name, item in items:
-        yield from _entries(item, (*path, str(name)))

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from yamame.checks import ArgumentError, NumLayers, PositiveInt, check_bounds, require
 from yamame.system.messages import one_line
-from yamame.trajectory.base import Device, TrajectoryEncoder, TrajectoryKeys, segment_positions
+from yamame.trajectory.base import Device, TrajectoryEncoder, TrajectoryKeys
 from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
+from yamame.trajectory.starts import segment_positions
 
 _OWNER = "HFEncoder"
 _TOKEN_FIELDS = (
@@ -74,7 +75,8 @@ class HFEncoder(TrajectoryEncoder):
             embedding of tokens is not used.
         context_length: Longest history, in timesteps, that the agent remembers while acting; older
             timesteps are forgotten. None: all, with a cache that grows.
-        keys: Keys to read and write; None for the defaults.
+        keys: Keys to read and write; None for the defaults. A memory in the TensorDict has the full
+            size of ``context_length``, as for `TransformerEncoder`.
 
     Raises:
         ValueError: The library has no such model or setting, the model ignores masks, or the folder
@@ -105,6 +107,7 @@ class HFEncoder(TrajectoryEncoder):
         divides = d_model % num_heads == 0
         require(_OWNER, "d_model", d_model, divides, f"be a multiple of num_heads {num_heads}")
         super().__init__(in_features, d_model, context_length=context_length, keys=keys)
+        self.limit_memory(context_length, "context_length")
         sizes = {
             "hidden_size": d_model,
             "num_attention_heads": num_heads,
