@@ -65,13 +65,13 @@ def one_line(error: BaseException, longest: int = _LONGEST) -> str:
     >>> one_line(ValueError("first\\n  " + "x" * 30 + " last"), longest=20)
     'first xxxx ... xxxxx last'
     """
-    return shortened(text_of(error) or type(error).__name__, longest)
+    return shortened(text_of(error), longest) or type(error).__name__
 
 
 def shortened(text: str, longest: int = _LONGEST) -> str:
     """Return a text in one printable line, without its middle if it is long.
 
-    >>> shortened("first\n  " + "x" * 30 + " last", longest=20)
+    >>> shortened("first\\n  " + "x" * 30 + " last", longest=20)
     'first xxxx ... xxxxx last'
     """
     line = " ".join(text.split())
