@@ -77,8 +77,7 @@ class Spectator:
                 print(half_blocks(self.frames[-1], width=self._width))
         except (NotImplementedError, UserCodeError) as error:
             self.reasons.add(str(error))
-        # Environments of users draw with libraries that raise errors of any type.
-        except Exception as error:
+        except Exception as error:  # of any library that draws
             self.reasons.add(f"{type(error).__name__}: {one_line(error)}")
         if "next" in step.keys():
             print(describe_step(step, self._spaces))
@@ -109,8 +108,8 @@ def play(cfg: PlayConfig) -> float:
     if spectator.frames:
         with reported(f"episode.{cfg.video}"):
             folder.mkdir(parents=True, exist_ok=True)
-            write = WRITERS[cfg.video]
-            print(write(folder / f"episode.{cfg.video}", np.stack(spectator.frames), fps=cfg.fps))
+            file = folder / f"episode.{cfg.video}"
+            print(WRITERS[cfg.video](file, np.stack(spectator.frames), fps=cfg.fps))
     return total
 
 
