@@ -59,7 +59,8 @@ class TrainedConfig(Config):
     trust: list[Text]
     """Packages whose classes and environments a run may name, as [mylab.]."""
     max_steps: Count | None
-    """Steps after which an episode is cut; null: as in training (evaluate), never (play)."""
+    """Steps after which an episode is cut; null: as in training (evaluate), never (play), unless
+    it seems to be endless."""
     context_length: Count | None
     """Timesteps that the agent remembers, where its encoder lets that be chosen; null: as in
     training."""

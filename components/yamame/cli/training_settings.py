@@ -152,7 +152,8 @@ class EvaluationSettings(Section):
     num_envs: Side | None
     """Environments that play the tasks side by side, in rounds; null: one per episode."""
     max_steps: Count | None
-    """Steps after which an episode is cut; null: every episode is complete."""
+    """Steps after which an episode is cut; null: every episode is complete, unless it seems to be
+    endless."""
     video_frames: Count
     """Largest number of timesteps in the video of the trained agent."""
     env: Node

@@ -167,22 +167,37 @@ def print_stderr(line: object) -> None:
         print(printable(str(line)), file=sys.stderr)
 
 
-_printed: set[str] = set()
+_printed: set[str] | None = None
+"""Lines of `print_once` in the present run; None outside of a run."""
 
 
 def print_once(line: str) -> None:
-    """Print a line on the standard error, unless it was printed before in this run.
+    """Print a line on the standard error, once within a run.
 
     Environments of training and of the held-out tasks report the same things.
     """
-    if line not in _printed:
+    if _printed is None:
+        print_stderr(line)
+    elif line not in _printed:
         _printed.add(line)
         print_stderr(line)
 
 
+def is_in_run() -> bool:
+    """Return whether a run has begun and not ended, within which `print_once` prints lines once."""
+    return _printed is not None
+
+
 def begin_lines() -> None:
-    """Begin a run: `print_once` prints lines again that were printed before."""
-    _printed.clear()
+    """Begin a run: `print_once` prints each line once from here on."""
+    global _printed
+    _printed = set()
+
+
+def end_lines() -> None:
+    """End a run, see `begin_lines`."""
+    global _printed
+    _printed = None
 
 
 @contextlib.contextmanager
