@@ -89,7 +89,7 @@ def check_step(
     keys: TrajectoryKeys,
     last: "LastStep | None",
     is_first: bool,
-) -> "LastStep | None":
+) -> "LastStep":
     """Check the layout of a step, and on a CPU that it continues the episodes of the last one.
 
     Args:
@@ -101,7 +101,7 @@ def check_step(
         is_first: True if there is no memory yet, and none was dropped on purpose.
 
     Returns:
-        Marks of this step, ``last`` itself if it has its layout; None on other devices.
+        Marks of this step, ``last`` itself if it has its layout; on other devices only its layout.
 
     Raises:
         ArgumentError: It is no step, or belongs to another stream of steps.
@@ -116,7 +116,7 @@ def check_step(
         if last is not None and last.shape != shape:
             last = None
     if not is_init.is_cpu:
-        return None
+        return LastStep(shape, batch_size) if last is None else last
 
     step_index = tensordict.get(keys.step_index, None)
     ids = tensordict.get(TRAJ_IDS, None) if TRAJ_IDS[0] in tensordict.keys() else None
