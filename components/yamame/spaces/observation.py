@@ -303,9 +303,9 @@ class ObservationEntry:
         Returns:
             The value; None if there is none.
         """
-        places = (self.path, self.name) if by_path else (self.name, self.path)
-        # Names may be given without their common root.
-        for place in (*places, self.name[1:]):
+        # Names may be given without their common root. They may be keys of other entries.
+        names = (self.name, self.name[1:])
+        for place in (self.path, *names) if by_path else (*names, self.path):
             value = _at(observation, place)
             if value is not None:
                 return value
