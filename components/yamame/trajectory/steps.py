@@ -163,6 +163,7 @@ def check_step_layout(
         ArgumentError: It may be a batch of sequences.
     """
     reason = None
+    remedy = RECURRENT_REMEDY
     if "time" in _names(tensordict):
         reason = "with a dimension named 'time'"
     else:
@@ -174,12 +175,13 @@ def check_step_layout(
                 reason = "that holds the outcomes of its steps (in 'next')"
             elif is_first and (is_nested or has_outcome) and not bool(is_init.all()):
                 reason = "that begins within episodes (is_init)"
+                remedy += ", or call reset_memory() to let envs begin here with an empty memory"
             elif is_other and not bool(is_init.all()):
                 assert last is not None
                 reason = f"after steps of {list(last.shape)} envs"
     got = f"a batch {list(shape)} {reason}"
     condition = "be one timestep of envs [*N]"
-    require(owner, "a step", got, reason is None, condition, remedy=RECURRENT_REMEDY)
+    require(owner, "a step", got, reason is None, condition, remedy=remedy)
 
 
 def _names(tensordict: TensorDictBase) -> list[str | None]:
