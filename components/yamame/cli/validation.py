@@ -298,8 +298,9 @@ def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
     function = target.__init__ if inspect.isclass(target) else target
     try:
         return typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):
-        # Names that only a type checker imports, and functions written in C.
+    except Exception:
+        # Names that only a type checker imports, functions written in C, and annotations of user
+        # code that are no types.
         return {}
 
 
