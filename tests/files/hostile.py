@@ -231,6 +231,15 @@ def an_agent_of_links(run):
     (agent / "model.safetensors").symlink_to(victim_of(run) / "model.safetensors")
 
 
+def evaluate_file(folder):
+    load_trained(folder / "runs" / "mine" / "checkpoints" / "step-000000000001.pt")
+
+
+@case(evaluate_file)
+def a_checkpoint_that_leads_out_of_its_folder(run):
+    link(run, "checkpoints/step-000000000001.pt", "folder/step-000000000001.pt")
+
+
 @case(replay_batch)
 def a_bundle_of_links(run):
     link(run, "nonfinite/step-000000000001-1/step-000000000001.pt", "thesis.tex")

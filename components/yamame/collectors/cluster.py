@@ -39,7 +39,6 @@ from yamame.collectors.worker import BlockResult, RolloutWorker, WorkerConfig, p
 from yamame.execution.precision import Precision, check_precision
 from yamame.system.messages import OutsideError, described, one_line, print_stderr
 from yamame.system.signals import blocked, received, restoring_handlers
-from yamame.system.user_code import UserCodeError
 
 _POLL_INTERVAL = 1.0
 """Seconds between two checks for a signal while the learner waits for a block."""
@@ -230,6 +229,8 @@ class RayCollector:
         try:
             result: BlockResult = self._ray.get(block)
         except self._ray.exceptions.RayTaskError as error:
+            from yamame.system.user_code import UserCodeError
+
             what = f"RayCollector: actor {index} failed"
             cause = getattr(error, "cause", None)
             if isinstance(cause, UserCodeError):

@@ -13,6 +13,7 @@ modules of Yamame are imported for it.
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -222,7 +223,7 @@ def _import_target(path: str) -> Any:
     for attribute in names:
         inner = f"{name}.{attribute}"
         is_package = getattr(target, "__name__", None) == name and hasattr(target, "__path__")
-        if is_package and find_spec(inner) is not None:
+        if is_package and (inner in sys.modules or find_spec(inner) is not None):
             target = import_module(inner)
         else:
             target = getattr(target, attribute)

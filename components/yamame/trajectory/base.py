@@ -482,14 +482,13 @@ class TrajectoryEncoder(TensorDictModuleBase):
 
     def memory_state_dict(self) -> dict[str, Any]:
         """Return a copy of the memory for a checkpoint; empty before the first step."""
-        if self.memory is None:
-            return {}
-        return {"memory": self.memory.clone()}
+        return {} if self.memory is None else {"memory": self.memory.clone()}
 
     def load_memory_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a memory that `memory_state_dict` returned."""
         with torch.inference_mode(False):
             self.memory = state["memory"].clone() if state else None
+        self._starts_afresh = not state
 
     def __getstate__(self) -> dict[str, object]:
         state = dict(super().__getstate__())

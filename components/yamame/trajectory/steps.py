@@ -5,7 +5,8 @@ in a step names its stream, so a second one, such as an evaluation between two s
 is found by marks that TorchRL's loops leave in a step:
 
 * ``("collector", "traj_ids")``, which collectors write and rollouts do not;
-* ``step_index``, which counts up by one, stays (an env that waits) or begins again;
+* ``step_index``, which counts up by one, stays (an env that waits) or begins again: one that has
+  counted since its start does otherwise, or all do;
 * ``context`` of the step before, which rollouts, collectors and ``step_and_maybe_reset`` carry
   along.
 
@@ -196,6 +197,7 @@ class LastStep:
         ids: Numbers of the trajectories, or None.
         context: Context that was written into the TensorDict, or None.
         counts: Whether ``step_index`` has been seen to count.
+        counted: Envs whose count is known since their start, ``[N]`` bool; None for all.
         carries: Whether the context has been seen in the TensorDict of the next step.
     """
 
@@ -205,6 +207,7 @@ class LastStep:
     ids: Tensor | None = None
     context: Tensor | None = None
     counts: bool = False
+    counted: Tensor | None = None
     carries: bool = False
 
     def is_flat_step(self, tensordict: TensorDictBase, is_init: Tensor) -> bool:
@@ -250,21 +253,25 @@ class LastStep:
             return None
         if torch.equal(step_index, self.expected):
             self.counts = True
+            self.counted = None
             return None
         if step_index.numel() != len(is_init):
             return None
         step_index = step_index.reshape(-1)
         expected = self.expected.reshape(-1)
+        counted = torch.ones_like(is_init) if self.counted is None else self.counted
+        is_next = (step_index == expected) & ~is_init
         # An env that waits for others keeps its count; a count may begin again within an episode.
-        is_next = (step_index == expected) | is_init
-        is_known = is_next | (step_index == expected - 1) | (step_index == 0)
-        if bool(is_known.all()):
-            self.counts = self.counts or bool((is_next & ~is_init).any())
-            return None
-        if not self.counts:
-            return None
-        env = int((~is_known).nonzero()[0])
-        return f"step_index {int(step_index[env])} in env {env} after {int(expected[env]) - 1}"
+        is_known = is_next | is_init | (step_index == expected - 1) | (step_index == 0)
+        is_wrong = ~is_known
+        has_broken_off = bool((is_wrong & counted).any()) or bool((is_wrong | is_init).all())
+        if self.counts and bool(is_wrong.any()) and has_broken_off:
+            env = int(is_wrong.nonzero()[0])
+            before = int(expected[env]) - 1
+            return f"step_index {int(step_index[env])} in env {env} after {before}"
+        self.counts = self.counts or bool(is_next.any())
+        self.counted = (counted & ~is_init & is_known) | is_next
+        return None
 
     def _find_other_ids(self, is_init: Tensor, ids: Tensor | None) -> str | None:
         if ids is None and self.ids is None:

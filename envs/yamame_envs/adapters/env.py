@@ -18,7 +18,7 @@ from torchrl.data import Binary
 from yamame.checks import PositiveInt, check_bounds, require, require_choice
 from yamame.spaces import Spaces
 from yamame.spaces.arrays import Outside
-from yamame.system.messages import print_stderr
+from yamame.system.messages import print_once, print_stderr
 
 from yamame_envs.adapters.episodes import History, TaskSeeds
 from yamame_envs.adapters.failures import FailureCount
@@ -76,6 +76,8 @@ class HostedEnv(ContextEnv):
 
     _generic = False
     """True for spaces that were not made for this package, see `read_observation`."""
+    _checks_repeats = False
+    """True if episodes may depend on more than their seeds, which is then checked once."""
     _counts_attempts = False
     """True if seeds include the attempt at a task, see `yamame_envs.adapters.task`."""
     _novelty: str | None = None
@@ -160,6 +162,8 @@ class HostedEnv(ContextEnv):
             generic=self._generic,
             success=success,
             outside=self._bounds,
+            # In worker processes an environment may hang or crash without harm, and here not.
+            checks_repeats=self._checks_repeats and self._workers.num_processes == 0,
         )
 
     def _check_picklable(self) -> None:
@@ -351,7 +355,7 @@ class HostedEnv(ContextEnv):
         self._report_outside(outcome, stepped)
         if outcome.late_key is not None and not self._told_late_key:
             self._told_late_key = True
-            print_stderr(
+            print_once(
                 f"{self.label}: infos have {outcome.late_key!r} where episodes end, but not at "
                 f"their first step, so no success is shown: set env.success={outcome.late_key}"
             )

@@ -15,9 +15,10 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from yamame.checks import PositiveInt, check_bounds, require
+from yamame.checks import ArgumentError, PositiveInt, check_bounds, require
 from yamame.keys import GOAL_COMPLETED, GOAL_PAD
 from yamame.spaces.arrays import Outside
+from yamame.system.messages import described
 
 from yamame_envs.adapters.gym import Gym
 from yamame_envs.adapters.registered import make_registered
@@ -43,7 +44,7 @@ class SingleGoal(gymnasium.Wrapper):
 
     Raises:
         ArgumentError: The environment has no such goals, no radius is known, or ``compute_reward``
-            has another one.
+            has another one or needs more than the goals.
     """
 
     def __init__(self, env: "gymnasium.Env[Any, Any]", *, radius: float | None, owner: str) -> None:
@@ -82,7 +83,7 @@ class SingleGoal(gymnasium.Wrapper):
         rewards = []
         for share in (0.0, 0.9, 1.1, 2.0):
             place = goal + share * self.radius * direction
-            rewards.append(float(np.asarray(env.compute_reward(place, goal, {}))))
+            rewards.append(_reward_of_goals(env, place, goal, owner))
         inside, almost, outside, far = rewards
         is_same = inside == almost > outside == far
         condition = "be the distance within which compute_reward pays its best"
@@ -123,6 +124,27 @@ class SingleGoal(gymnasium.Wrapper):
             # It would look like an unused slot, so it is moved by the least possible distance.
             return np.nextafter(goal, np.float32(0))
         return goal
+
+
+def _reward_of_goals(env: Any, achieved: Array, desired: Array, owner: str) -> float:
+    """Return the reward that an environment computes from two goals and an empty info.
+
+    Raises:
+        ArgumentError: It cannot compute it from the goals alone.
+    """
+    try:
+        reward = np.asarray(env.compute_reward(achieved, desired, {}), np.float64)
+        return float(reward.reshape(()))
+    # Code of the user may raise anything.
+    except Exception as error:
+        raise ArgumentError(
+            owner,
+            "compute_reward",
+            described(error),
+            "return one number for two goals and an empty info: the reward of another goal must "
+            "follow from the goals alone",
+            remedy="leave out terms that read info, or train without relabelling: env=gym",
+        ) from error
 
 
 def _goal_shape(entries: Mapping[str, spaces.Space[Any]]) -> tuple[int] | None:

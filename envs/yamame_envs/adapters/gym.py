@@ -11,7 +11,7 @@ from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 from yamame.checks import ArgumentError, PositiveInt, check_bounds, require, require_choice
 from yamame.spaces.arrays import Outside
-from yamame.system.messages import print_stderr
+from yamame.system.messages import print_once
 from yamame.system.user_code import user_code
 
 from yamame_envs.adapters.env import HostedEnv
@@ -70,6 +70,7 @@ class Gym(HostedEnv):
     """
 
     _generic = True
+    _checks_repeats = True
 
     @check_bounds
     def __init__(
@@ -159,7 +160,7 @@ class Gym(HostedEnv):
         return advanced
 
     def _report_missing_success(self, key: str) -> None:
-        print_stderr(
+        print_once(
             f"{self.label}: success={key}: no info of {self._num_ended} episodes has had {key!r}, "
             "and success counts as false"
         )

@@ -13,6 +13,7 @@ from yamame.system.user_code import UserCodeError, blame, is_failure, user_code
 from yamame_envs.adapters.actions import read_actions
 from yamame_envs.adapters.extras import MissingExtra
 from yamame_envs.adapters.in_process import ENV_ERRORS, EnvSpaces, Make
+from yamame_envs.adapters.repeatable import RepeatCheck
 from yamame_envs.adapters.spaces import empty_parts, read_observation
 from yamame_envs.adapters.values import success_key_of
 
@@ -21,7 +22,13 @@ _ARGUMENT_ERRORS = (TypeError, ValueError, ImportError, gymnasium.error.Error)
 
 
 def read_spaces(
-    make: Make, *, owner: str, generic: bool, success: str | None, outside: Outside = "raise"
+    make: Make,
+    *,
+    owner: str,
+    generic: bool,
+    success: str | None,
+    outside: Outside = "raise",
+    checks_repeats: bool = False,
 ) -> EnvSpaces:
     """Make an environment, read its spaces and close it.
 
@@ -32,6 +39,8 @@ def read_spaces(
         success: Key of success in the info of a step. None: there is none. ``auto``: the first of
             `yamame_envs.adapters.values.SUCCESS_KEYS` in the info of a first step.
         outside: Handling of numbers out of bounds, see `yamame.spaces.ObservationEntry`.
+        checks_repeats: Whether to play a short episode twice, and to report a difference
+            (`RepeatCheck`).
 
     Raises:
         ArgumentError: There is no space, or one that cannot be converted to tensors.
@@ -39,6 +48,7 @@ def read_spaces(
         Exception: A library has raised an error for the arguments.
     """
     what = f"{owner}: the environment failed in env 0 while"
+    repeat_check = RepeatCheck(make, owner=owner, enabled=checks_repeats)
     env = _make(make, f"{what} it was made")
     try:
         with user_code(f"{what} its spaces were read"):
@@ -48,6 +58,7 @@ def read_spaces(
             action_space = _space_of(env, "action_space", owner)
             actions = read_actions(action_space, owner=owner, outside=outside)
         success_key = _find_success(env) if success == "auto" else success
+        repeat_check.compare_episodes(env)
     except BaseException:
         # The first error is the answer, whatever follows from it.
         with contextlib.suppress(Exception):
@@ -59,6 +70,7 @@ def read_spaces(
         if not is_failure(error):
             raise
         raise UserCodeError.of(f"{what} it was closed", error) from error
+    repeat_check.compare_instances()
 
     names = set()
     for entry in entries:

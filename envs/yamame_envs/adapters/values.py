@@ -69,7 +69,7 @@ def read_flag(value: Any, name: str, *, remedy: str | None = None) -> bool:
 
 
 def read_info(value: Any) -> Mapping[str, Any]:
-    """Return the info of a step; None stands for no entries.
+    """Return the info of a step, with the entries of its ``final_info``; None stands for none.
 
     Raises:
         SpaceError: It is no mapping.
@@ -78,15 +78,19 @@ def read_info(value: Any) -> Mapping[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         raise SpaceError("info", "be a dictionary", _brief(value))
-    return value
+    final = value.get("final_info")
+    # Environments that reset by themselves put the info of the last step there.
+    return {**final, **value} if isinstance(final, Mapping) else value
 
 
 def success_key_of(info: Any) -> str | None:
     """Return the first of `SUCCESS_KEYS` in an info; None if there is none."""
-    if isinstance(info, Mapping):
-        for key in SUCCESS_KEYS:
-            if key in info:
-                return key
+    if not isinstance(info, Mapping):
+        return None
+    entries = read_info(info)
+    for key in SUCCESS_KEYS:
+        if key in entries:
+            return key
     return None
 
 

@@ -118,6 +118,15 @@ def test_a_goal_pays_once_and_ends_the_episode_with_success():
     assert total.tolist() == [1.0] * 3
 
 
+def test_a_reward_that_needs_more_than_the_goals_is_named():
+    message = (
+        r"a test: compute_reward must .* goals alone, got .*KeyError.*bonus.*; leave out .* info"
+    )
+    with pytest.raises(ValueError, match=message) as caught:
+        SingleGoal(own_envs.PaidByInfo(), radius=None, owner="a test")
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
 def test_a_relabelled_trajectory_is_what_the_environment_would_have_shown(monkeypatch):
     env = GymGoals(id=REACH, num_envs=8, seed=4)
     env.reset()
