@@ -42,6 +42,7 @@ from yamame.runs.trained import load_from_options
 from yamame.spaces import Spaces
 from yamame.spaces.from_specs import spaces_of
 from yamame.system.messages import one_line
+from yamame.system.user_code import UserCodeError
 
 WRITERS = {"gif": write_gif, "mp4": write_mp4}
 
@@ -72,7 +73,7 @@ class Spectator:
             self.frames.append(render_frame(self._env))
             if self._width is not None:
                 print(half_blocks(self.frames[-1], width=self._width))
-        except NotImplementedError as error:
+        except (NotImplementedError, UserCodeError) as error:
             self.reasons.add(str(error))
         if "next" in step.keys():
             print(describe_step(step, self._spaces))

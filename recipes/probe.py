@@ -34,11 +34,13 @@ from omegaconf import DictConfig
 from yamame.checks import UsageError, bounds_of, require_setting
 from yamame.cli.app import main
 from yamame.cli.jobs import overrides
+from yamame.cli.nodes import plain
 from yamame.cli.training_settings import ProbeConfig
 from yamame.evaluation import EvaluationResult, NeededMemory, judge_memory
 from yamame.evaluation.needed_memory import distinct_windows
 from yamame.files.atomic import write_json
 from yamame.files.identity import is_one_of, key_of
+from yamame.files.trusted import own_modules
 from yamame.report.needed_memory import print_needed_memory
 from yamame.runs.build import build_env, longest_episode
 from yamame.runs.playing import EvaluationSettings, RunEvaluator
@@ -133,7 +135,8 @@ def evaluate(cfg: DictConfig, path: Path | None = None) -> EvaluationResult:
     """Evaluate the best checkpoint of a run, or a random policy, on the held-out tasks."""
     settings = replace(EvaluationSettings.of(cfg), seed=TASKS)
     if path is not None:
-        trained = load_trained(path, trust=list(cfg.trust), device=cfg.device)
+        trust = [*cfg.trust, *own_modules(plain(cfg.env))]  # all of it was typed
+        trained = load_trained(path, trust=trust, device=cfg.device)
         return RunEvaluator(trained, settings).evaluate()
     num_envs = settings.batch_size
     with closing(build_env(cfg, num_envs=num_envs, seed=TASKS, held_out=True)) as env:

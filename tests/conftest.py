@@ -17,6 +17,8 @@ import pytest
 # Before anything imports torch: tests are small, and threads that wait for each other take longer
 # than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Runs of tests are no runs of the user who starts them.
+os.environ["YAMAME_TRUST_RECORD"] = "off"
 
 # A job in the background ignores these, and so would every process that tests start and stop.
 for name, heard in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):

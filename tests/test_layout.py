@@ -44,7 +44,7 @@ DOORS = {
     "trajectory": {"transformers"},
     "evaluation": {"scipy"},
     "report": {"av", "jinja2", "matplotlib", "pandas", "PIL", "rich", "scipy"},
-    "runs": {"hydra", "omegaconf", "rich"},
+    "runs": {"hydra", "omegaconf", "rich", "yaml"},
 }
 """What rooms may import beside torch's family."""
 SHARED_WITH_ENVS = {
@@ -52,6 +52,7 @@ SHARED_WITH_ENVS = {
     "yamame.checks",
     "yamame.execution.capturing",
     "yamame.system.messages",
+    "yamame.system.user_code",
     "yamame.goals",
     "yamame.actions",
     "yamame.spaces",

@@ -110,6 +110,19 @@ MISTAKES = [
     (("-m", "encoder=gru,lstmm"), "encoder=lstmm"),
     (("seed=[1",), "cannot be parsed"),
     (("--nosuch",), "settings have no dashes before them"),
+    (("--resolve",), "--resolve: must come with --cfg"),
+    (("--package=env",), "--package: must come with --cfg"),
+    (("--shell-completion",), "--shell-completion: Expecting one subcommand"),
+    (("--cfg", "job", "-m"), "--cfg job -m: Only one of"),
+    (("--config-name=../../etc/passwd",), "--config-name: must be the name of a YAML file"),
+    (("--config-name=/etc/passwd",), "--config-name: must be the name of a YAML file"),
+    (
+        ("-m", "seed=0,1", "hydra.sweeper.max_batch_size=0"),
+        "hydra.sweeper.max_batch_size: must be a positive integer or null, got 0",
+    ),
+    (("run.name=None",), "run.name=None: must be null where there is no value"),
+    (("-m", "run.name=a,None"), "run.name=a,None: must be null"),
+    (("budget.minutes=None",), "budget.minutes=None: must be null"),
 ]
 WRONG_VALUES = [
     (("budget.minutes=abc",), "budget.minutes: must be a number above 0 or null, got 'abc'"),
@@ -189,9 +202,12 @@ def test_help_ends_in_order_when_its_reader_has_seen_enough(program):
 
 
 def test_the_configuration_and_completions_are_shown_without_torch():
-    shown, completions = ask(
-        ("train", "--cfg", "job", "env=tmaze"), ("train", "-sc", "install=bash")
+    shown, completions, searched = ask(
+        ("train", "--cfg", "job", "env=tmaze"),
+        ("train", "-sc", "install=bash"),
+        ("train", "env=tmaze", "--info"),
     )
+    assert (searched.returncode, searched.stderr) == (0, "")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "_target_: yamame_envs.PassiveTMaze" in shown.stdout
     assert "complete -o nospace" in completions.stdout

@@ -1,5 +1,7 @@
 """Nodes of a configuration: allowed targets, checked arguments, and what is built of them."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -10,6 +12,7 @@ from yamame.cli.sections import Config, Natural, Target, Text
 from yamame.cli.validation import parameters_of
 from yamame.files.trusted import locate
 from yamame.system.messages import OutsideError
+from yamame.system.user_code import UserCodeError
 
 
 def test_targets_outside_the_list_are_refused_by_key_before_any_import():
@@ -120,11 +123,6 @@ class Own:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        # Errors of libraries do not name arguments, so that numbers are listed, largest first.
-        ("value", "part: it broke; got scale=3, loc=0.25"),
-        ("missing", "part: it needs a package"),
-        ("memory", "part: MemoryError; got scale=3, loc=0.25"),
-        ("torch", "part: [enforce fail at alloc.cpp:1] not enough memory; got scale=3, loc=0.25"),
         ("usage", "part: scale=1 is too small"),
         ("setting", "part.scale: must be even, got 3"),
         ("computed", "part (Inner): scale must be below 1, got 6"),
@@ -140,6 +138,48 @@ def test_an_error_of_a_constructor_gets_the_key_of_its_node(own_module, kind, me
     with pytest.raises(UsageError) as raised:
         instantiate(config.part)()
     assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("kind", ["value", "missing", "memory", "torch"])
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_an_error_of_user_code_in_a_constructor_has_its_place(own_module, kind, is_partial):
+    own_module("numbered", OWN)
+    node = {"_target_": "numbered.Own", "kind": kind, "scale": 3}
+    node |= {"_partial_": True} if is_partial else {}
+    config = OmegaConf.create({"part": node, "trust": ["numbered."]})
+    with pytest.raises(UserCodeError) as raised:
+        instantiate(config.part)()
+    error = raised.value
+    line = next(n for n, text in enumerate(OWN.splitlines(), 1) if "raise errors" in text)
+    assert (Path(error.file).name, error.line) == ("numbered.py", line)
+    assert error.what == "part (numbered.Own)"
+    assert error.reason.startswith(type(error.__cause__).__name__)
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("node", "parts"),
+    [
+        # Errors of libraries do not name arguments, so that numbers are listed, largest first.
+        (
+            {"_target_": "torch.nn.Linear", "in_features": 10**15, "out_features": 10**9},
+            ["; got in_features=1000000000000000, out_features=1000000000"],
+        ),
+        ({"_target_": "torch.nn.Dropout", "p": -1.0}, ["got -1.0"]),
+        (
+            {"_target_": "torch.nn.MultiheadAttention", "embed_dim": 3, "num_heads": 2},
+            ["divisible"],
+        ),
+        ({"_target_": "numbered.Own", "kind": "value", "depth": 2}, ["argument 'depth'"]),
+        ({"_target_": "numbered.Own"}, ["argument: 'kind'"]),
+    ],
+)
+def test_an_error_about_arguments_of_a_library_or_of_user_code_has_the_key(own_module, node, parts):
+    own_module("numbered", OWN)
+    config = OmegaConf.create({"part": node, "trust": ["numbered."]})
+    with pytest.raises(UsageError, match=r"^part: ") as raised:
+        instantiate(config.part)
+    assert not [part for part in parts if part not in str(raised.value)]
 
 
 def outside(bounds):

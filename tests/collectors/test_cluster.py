@@ -213,7 +213,7 @@ def test_an_error_in_an_actor_is_shown_at_once(make_collector, slow):
     collector = make_collector(slow.nothing)
     with pytest.raises(
         RuntimeError,
-        match=r"(?s)RayCollector: actor \d failed.*slow_envs\.py.*ZeroDivisionError: no env",
+        match=r"RayCollector: actor \d failed: .*ZeroDivisionError: no env \(.*slow_envs\.py:\d+\)",
     ):
         collector.collect(20)
     assert playing() == []
@@ -275,8 +275,9 @@ def test_four_actors_that_wait_for_their_simulators_are_nearly_four_times_as_fas
 # What they keep.
 
 
+@pytest.mark.cluster
 def test_a_restored_collector_keeps_weights_and_schedule_and_plays_other_tasks(
-    build, make_policy, import_ray
+    local_ray, build, make_policy
 ):
     policy = make_policy(MAZE(num_envs=1, seed=0), GRU)
     first, second, third = (

@@ -333,8 +333,14 @@ def test_heads_must_agree_with_the_number_of_discounts(
     def one_gamma(actor: nn.Module) -> nn.Module:
         return ActorHead(8, action_space=discrete, num_gammas=1)
 
+    with pytest.raises(ValueError, match=r"actor\.num_gammas must be 3 as of the gammas, got 1"):
+        make_loss(discrete, wrap_actor=one_gamma)
+
+    def custom(actor: nn.Module) -> nn.Module:
+        return nn.Sequential(one_gamma(actor))
+
     with pytest.raises(ValueError, match=r"actor must return 3 gammas .*got \(6, 8, 1, 4\)"):
-        make_loss(discrete, wrap_actor=one_gamma)(make_batch(discrete))
+        make_loss(discrete, wrap_actor=custom)(make_batch(discrete))
 
 
 def test_a_box_may_have_one_dimension_with_bounds_that_exclude_zero(

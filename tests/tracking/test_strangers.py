@@ -42,15 +42,12 @@ def stored(folder):
 
 
 def test_files_outside_of_the_run_are_not_taken_along(stranger, tmp_path, capsys):
-    (stranger / "link").symlink_to(tmp_path / "secret")
-    (stranger / "folder").mkdir()
-    (stranger / "folder" / "link").symlink_to(tmp_path / "secret")
     (stranger / "own").write_text("mine")
-    names = ("../../secret", str(tmp_path / "secret"), "link", "folder", "own")
+    names = ("../../secret", str(tmp_path / "secret"), "own")
     leave(stranger, *({"artifact": name, "folder": None} for name in names))
-    assert send_rest(stranger) == 5
+    assert send_rest(stranger) == 3
     assert stored(tmp_path) == ["own"]
-    assert capsys.readouterr().err.count("not stored, it leads out of") == 4
+    assert capsys.readouterr().err.count("not stored, it leads out of") == 2
 
 
 def test_a_store_that_names_another_place_for_files_gets_none(stranger, tmp_path, capsys):
@@ -79,12 +76,13 @@ def test_pipes_and_links_in_a_run_are_refused(stranger, tmp_path):
     (stranger / "mlflow.json").unlink()
     os.mkfifo(stranger / "mlflow.json")
     leave(stranger, {"tags": {"a": "b"}})
-    with pytest.raises(UsageError, match="json must be a file of JSON, it is no file"):
+    with pytest.raises(UsageError, match=r"mlflow\.json is refused: it is a pipe"):
         send_rest(stranger)
+    (stranger / "mlflow.json").unlink()
     (victim := tmp_path / "thesis").mkdir()
     (victim / "thesis.tex").touch()
     (stranger / ".former").symlink_to(victim)
-    with pytest.raises(UsageError, match=r"\.former must be no link; remove it"):
+    with pytest.raises(UsageError, match=r"\.former is refused: it is a link; remove it"):
         send_rest(stranger)
     assert (victim / "thesis.tex").exists()
 

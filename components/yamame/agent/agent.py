@@ -10,9 +10,13 @@ from yamame.actions import ActionSpace, BoxDistribution
 from yamame.agent.encoders import SeparateEncoders, check_encoder
 from yamame.agent.policy import InContextPolicy
 from yamame.agent.roles import output_layers
+from yamame.checks import require
 from yamame.heads import ActorHead
 from yamame.timestep import inputs_from_spec
 from yamame.trajectory import TrajectoryEncoder
+
+MOST_GAMMAS = 64
+"""Each has its own policy and values; experiments use up to ten."""
 
 
 class InContextAgent(nn.Module):
@@ -42,7 +46,7 @@ class InContextAgent(nn.Module):
 
     Raises:
         ArgumentError: The trajectory encoder is not a `yamame.trajectory.TrajectoryEncoder`, or its
-            context is not ``out_features`` wide.
+            context is not ``out_features`` wide; there are more than 64 discount factors.
     """
 
     def __init__(
@@ -63,6 +67,9 @@ class InContextAgent(nn.Module):
     ) -> None:
         super().__init__()
         batch_dims = len(observation_spec.shape)
+        few = len(gammas) <= MOST_GAMMAS
+        condition = f"be at most {MOST_GAMMAS}"
+        require("InContextAgent", "number of gammas", len(gammas), few, condition)
         self.gammas = tuple(float(gamma) for gamma in gammas)
         self.action_space = ActionSpace(
             action_spec,

@@ -85,7 +85,7 @@ class InContextPolicy(TensorDictModuleBase):
         encoder = self.trajectory_encoder
         memory = encoder.memory
         if not capturing():
-            memory = encoder.ready_memory(encoder.read_is_init(tensordict))
+            memory = encoder.memory_for(tensordict)
         assert memory is not None
         observations = tensordict.select(*self.in_keys, strict=False)
         # What is recorded contains what is compiled.

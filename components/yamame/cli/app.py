@@ -30,8 +30,9 @@ from yaml import YAMLError
 
 from yamame.checks import UsageError
 from yamame.cli.command_line import CommandLine, keys_of
-from yamame.cli.explain import check_choices, explain, explain_outside, lines_of
-from yamame.cli.front import VERSION_BASE, fail, read_line
+from yamame.cli.explain import check_choices, explain
+from yamame.cli.failures import is_of_launcher, is_reported, report
+from yamame.cli.front import USAGE_STATUS, VERSION_BASE, fail, read_line
 from yamame.cli.jobs import (
     SWEEP_VARIABLE,
     AlreadyDone,
@@ -52,7 +53,7 @@ from yamame.cli.threads import share_threads
 from yamame.cli.validation import hints_of, is_section, parameters_of
 from yamame.distributed import launched
 from yamame.system.installed import conf_dir
-from yamame.system.messages import OutsideError, print_stderr
+from yamame.system.messages import print_stderr, print_stdout
 from yamame.system.signals import handling
 from yamame.tracking.costs import process_is_run
 from yamame.tracking.mlflow_store import check_store
@@ -76,9 +77,10 @@ def main(
 
     A mistake of the user (`UsageError`, or an error of Hydra) is printed in one line, several wrong
     settings in one line each, and the exit status is 2, before anything is written or a job of a
-    sweep begins. A failure of the outside world (``OSError``, `OutsideError`) is printed in one
-    line with exit status 1. Ctrl-C prints no traceback; other errors do. A job of a sweep that
-    fails leaves the others alone: a table lists all outcomes, and the exit status is 1.
+    sweep begins. A failure of the outside world (``OSError``, `OutsideError`) and an error of user
+    code are printed in one line with exit status 1 (`yamame.cli.failures`). Ctrl-C prints no
+    traceback; other errors do. A job of a sweep that fails leaves the others alone: a table lists
+    all outcomes, and the exit status is 1.
 
     Args:
         task: The recipe. It is called with typed settings if its first parameter is annotated with
@@ -114,14 +116,24 @@ def main(
             run(checked)()
     except (UsageError, HydraException, OmegaConfBaseException, YAMLError) as error:
         fail(config_name, *explain(error, line))
-    except (OSError, OutsideError) as error:
-        fail(config_name, explain_outside(error), status=_OUTSIDE_STATUS)
     except KeyboardInterrupt:
         fail(config_name, "interrupted", status=_INTERRUPTED)
-    except Exception as error:  # of a launcher; all others are raised again
-        fail(config_name, explain_lost(error), status=_OUTSIDE_STATUS)
+    except Exception as error:
+        fail(config_name, *_lines_about(error), status=_OUTSIDE_STATUS)
     finally:
         close_sweep(sys.exception(), jobs)
+
+
+def _lines_about(error: Exception) -> list[str]:
+    """Return lines about an error of a launcher, or of a module that a check has imported; raise
+    any other error again.
+    """
+    lost = explain_lost(error)
+    if lost is not None:
+        return [lost]
+    if not (is_reported(error) or is_of_launcher(error)):
+        raise error
+    return report(error)
 
 
 def _checked(
@@ -136,7 +148,7 @@ def _checked(
 
     @functools.wraps(task)  # Hydra finds the recipe's file by it
     def checked(cfg: DictConfig) -> Any:
-        with _reporting(name) as result:
+        with _reporting(name, cfg) as result:
             overridden = keys_of(overrides())
             left_out = leave_out_replaced(cfg, overridden)
             settings = check(cfg, model, overridden=overridden)
@@ -198,33 +210,34 @@ def make_ready(cfg: DictConfig, *, needs_store: bool = True) -> None:
 
 
 @contextmanager
-def _reporting(command: str) -> Iterator[JobResult]:
+def _reporting(command: str, cfg: DictConfig) -> Iterator[JobResult]:
     """Within the block a recipe runs; its errors are printed in one line.
 
     This is called inside of Hydra, which would print its own line about an exception.
     """
     result = JobResult()
     is_in_sweep = is_job() and SWEEP_VARIABLE in os.environ
-    with recorded_job(result, command) if is_in_sweep else _one_line(command):
+    with recorded_job(result, command, cfg) if is_in_sweep else _one_line(command, cfg):
         try:
             yield result
         except AlreadyDone as done:
             # The outcome counts as that of this command, so that a sweep can be repeated.
             print_stderr(done)
-            print(done.run.path / "summary.json")
+            print_stdout(done.run.path / "summary.json")
             result.outcome = "done"
             result.value = done.run.objective
 
 
 @contextmanager
-def _one_line(command: str) -> Iterator[None]:
+def _one_line(command: str, cfg: DictConfig) -> Iterator[None]:
     """Print errors that need no traceback, and end the process."""
     try:
         yield
-    except UsageError as error:
-        fail(command, *lines_of(error))
-    except (OSError, OutsideError) as error:
-        fail(command, explain_outside(error), status=_OUTSIDE_STATUS)
+    except (Exception, SystemExit) as error:
+        if not is_reported(error):
+            raise
+        status = USAGE_STATUS if isinstance(error, UsageError) else _OUTSIDE_STATUS
+        fail(command, *report(error, cfg), status=status)
 
 
 def _jobs_at_once() -> int:

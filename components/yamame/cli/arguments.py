@@ -76,7 +76,8 @@ def _is_verbatim(hint: Any) -> bool:
 
 def _quoted(value: str) -> str:
     """Return a value in quotes; of a list in brackets, each item."""
-    if value.startswith(_QUOTED_OR_NESTED) or not value:
+    # Python's None is refused where the command line is checked, instead of taken as a name.
+    if value.startswith(_QUOTED_OR_NESTED) or value in ("", "None"):
         return value
     if value.startswith("[") and value.endswith("]"):
         items = []

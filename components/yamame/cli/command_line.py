@@ -6,6 +6,7 @@ import argparse
 import itertools
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,10 +25,11 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from yamame.checks import UsageError
+from yamame.checks import UsageError, require_setting
 from yamame.files.identity import key_of
 from yamame.system.messages import one_line
 
+_CONFIG_NAME = re.compile(r"[\w-]+(/[\w-]+)*(\.yaml)?")
 MOST_JOBS = 10_000
 """Largest sweep. All jobs are composed and checked before the first begins."""
 
@@ -161,23 +163,31 @@ def read_command_line(arguments: Sequence[str], directory: str, config_name: str
         user_directory = os.path.abspath(parsed.config_dir)
         if not Path(user_directory).is_dir():
             raise UsageError(f"--config-dir: must be a directory, got {parsed.config_dir}")
+    if parsed.cfg is None:
+        for flag in ("resolve", "package"):
+            if getattr(parsed, flag):
+                raise UsageError(f"--{flag}: must come with --cfg, as in --cfg job --{flag}")
+    given_name = parsed.config_name or config_name
+    if not _CONFIG_NAME.fullmatch(given_name):
+        got = f"got {given_name}"
+        raise UsageError(f"--config-name: must be the name of a YAML file of the recipe, {got}")
     if parsed.config_path is not None:
         directory = os.path.abspath(parsed.config_path)
 
     # Hydra's own parser wants flags first; `yamame.cli.app.main` puts them there.
     return CommandLine(
-        _without(arguments, parsed.overrides),
+        _flags(arguments, parsed),
         tuple(parsed.overrides),
         directory,
-        parsed.config_name or config_name,
+        given_name,
         user_directory,
         is_sweep=parsed.multirun,
     )
 
 
-def _without(arguments: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
+def _flags(arguments: Sequence[str], parsed: argparse.Namespace) -> tuple[str, ...]:
     """Return the arguments that are no overrides: flags and their values."""
-    waiting = list(overrides)
+    waiting = list(parsed.overrides)
     flags = []
     for text in arguments:
         # The value of a flag may be spelt like an override, so the order decides.
@@ -185,6 +195,9 @@ def _without(arguments: Sequence[str], overrides: Sequence[str]) -> tuple[str, .
             waiting.pop(0)
         else:
             flags.append(text)
+    # Before the overrides, this flag would take the first of them as its value.
+    if flags and flags[-1] in ("--info", "-i"):
+        flags[-1] = f"--info={parsed.info}"
     return tuple(flags)
 
 
@@ -212,6 +225,25 @@ def jobs_of(line: CommandLine) -> Iterator[list[str]]:
             raise UsageError(f"{text}: must be values to try, or a search with sweeper=optuna")
     for job in itertools.product(*choices):
         yield list(job)
+
+
+def check_launch(hydra_config: Any) -> None:
+    """Check settings of Hydra's sweepers and launchers that fail without a message.
+
+    Args:
+        hydra_config: Hydra's own part of a composed configuration.
+
+    Raises:
+        SettingError: A number is out of its range.
+    """
+    size = hydra_config.sweeper.get("max_batch_size")
+    is_size = size is None or (isinstance(size, int) and size > 0)
+    condition = "be a positive integer or null"
+    require_setting("hydra.sweeper.max_batch_size", size, is_size, condition)
+    # Negative numbers count from the number of cores.
+    num_jobs = hydra_config.launcher.get("n_jobs", 1)
+    is_number = isinstance(num_jobs, int) and num_jobs != 0
+    require_setting("hydra.launcher.n_jobs", num_jobs, is_number, "be an integer other than 0")
 
 
 def _values(override: Override) -> list[str]:

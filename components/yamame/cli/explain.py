@@ -18,7 +18,8 @@ from yamame.cli.suggestions import closest_of
 from yamame.cli.validation import SettingsError
 from yamame.files.config import flatten
 from yamame.files.identity import key_of
-from yamame.system.messages import OutsideError, one_line
+from yamame.system.messages import OutsideError, notes_of, one_line
+from yamame.system.user_code import UserCodeError
 
 REMOVABLE = ("debug", "experiment", "hardware", "trials")
 """Groups that a recipe does without, so that ``~`` may take them away."""
@@ -64,6 +65,9 @@ def check_choices(line: CommandLine) -> None:
             raise UsageError(f"{text}: must be key=value, as seed=1")
         if not group:
             raise UsageError(f"{text}: must be key=value, it has no key")
+        # Python's None is a text in YAML.
+        if "None" in value.split(",") and not any((root / group).is_dir() for root in line.roots):
+            raise UsageError(f"{text}: must be null where there is no value, as {group}=null")
         # Nothing else checks what Hydra builds for itself.
         if group.partition(".")[0] == "hydra" and "_target_" in text:
             raise UsageError(f"{group}: must name no target of Hydra's own, got {text}")
@@ -98,7 +102,9 @@ def explain_outside(error: OSError | OutsideError) -> str:
     'runs/a/step-1.pt: No space left on device; make room on its disk'
     """
     parts = [one_line(error)]
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, UserCodeError):
+        parts = [str(error)]  # its place comes last, and must not be cut off
+    elif isinstance(error, OSError) and error.strerror:
         parts = [error.strerror]
         if error.filename and error.filename2 is not None:
             parts = [f"{error.filename} -> {error.filename2}: {error.strerror}"]
@@ -106,7 +112,7 @@ def explain_outside(error: OSError | OutsideError) -> str:
             parts = [f"{error.filename}: {error.strerror}"]
         if error.errno in _REMEDIES:
             parts.append(_REMEDIES[error.errno])
-    return "; ".join([*parts, *getattr(error, "__notes__", ())])
+    return "; ".join([*parts, *notes_of(error)])
 
 
 def lines_of(error: UsageError) -> list[str]:

@@ -25,8 +25,8 @@ from yaml import YAMLError
 import yamame.cli.threads  # noqa: F401  # sets a variable that torch reads when it is imported
 from yamame.checks import UsageError
 from yamame.cli.arguments import ease
-from yamame.cli.command_line import CommandLine, jobs_of, keys_of, read_command_line
-from yamame.cli.explain import check_choices, explain, explain_outside
+from yamame.cli.command_line import CommandLine, check_launch, jobs_of, keys_of, read_command_line
+from yamame.cli.explain import check_choices, explain
 from yamame.cli.help import help_text
 from yamame.cli.names import run_name
 from yamame.cli.sections import Config
@@ -34,7 +34,7 @@ from yamame.cli.settings import CONFIGS
 from yamame.cli.validation import validated
 from yamame.files.run_directory import checked_path
 from yamame.system.installed import checkout, conf_dir, is_installed
-from yamame.system.messages import print_stderr, print_stdout
+from yamame.system.messages import OutsideError, one_line, print_stderr, print_stdout
 from yamame.system.signals import exit_while_loading
 
 VERSION_BASE = "1.3"
@@ -88,8 +88,8 @@ def check_command_line(
                 _check_job(line, overrides, config_name)
     except (UsageError, HydraException, OmegaConfBaseException, YAMLError) as error:
         fail(config_name, *explain(error, line))
-    except OSError as error:
-        fail(config_name, explain_outside(error), status=1)
+    except (OSError, OutsideError) as error:
+        fail(config_name, *_report(error), status=1)
     if without_sweeps and line.is_sweep:
         fail(config_name, f"-m: must be left out, {without_sweeps}")
 
@@ -97,10 +97,17 @@ def check_command_line(
         print_stderr(f"{config_name}: loading")
     is_logged = config_name in _LOGGED and not sys.stdout.isatty()
     if is_logged and _is_first_process():
-        print(f"{time.strftime('%H:%M:%S')}  {config_name}: loading", flush=True)
+        print_stdout(f"{time.strftime('%H:%M:%S')}  {config_name}: loading")
     # Looking for garbage among all imports takes a second. `read_line` turns it on again.
     gc.disable()
     atexit.register(gc.freeze)  # nor is there a last look when the process ends
+
+
+def _report(error: OSError | OutsideError) -> list[str]:
+    # Signatures were checked, so that torch is loaded already.
+    from yamame.cli.failures import report
+
+    return report(error)
 
 
 answer = check_command_line
@@ -122,8 +129,12 @@ def read_line(arguments: Sequence[str], directory: str, config_name: str) -> Com
 
 def prepare_process() -> None:
     """Let this process import modules of the working directory and of a checkout that is not
-    installed, and drop environment variables of MLflow that are empty.
+    installed, drop environment variables of MLflow that are empty, and replace standard streams
+    that are closed.
     """
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 (until the process ends)
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
         if os.environ.get(name) == "":
             del os.environ[name]
@@ -167,7 +178,12 @@ def _let_hydra_answer(line: CommandLine, directory: str, config_name: str) -> No
     sys.argv[1:] = [*line.flags, *line.overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises instead of printing and exiting
     show = hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)
-    show(lambda cfg: None)()
+    try:
+        show(lambda cfg: None)()
+    except (HydraException, OmegaConfBaseException, YAMLError):
+        raise
+    except Exception as error:  # flags that cannot be combined, for example
+        raise UsageError(f"{' '.join(line.flags)}: {one_line(error)}") from error
     raise SystemExit
 
 
@@ -175,6 +191,8 @@ def _check_job(line: CommandLine, overrides: Sequence[str], config_name: str) ->
     """Check the settings of a job that no class takes, and the directory of a single run."""
     cfg = line.composed(overrides, whole=True)
     hydra_config = cfg.hydra
+    if line.is_sweep:
+        check_launch(hydra_config)
     with open_dict(cfg):
         del cfg["hydra"]
     model = CONFIGS.get(config_name)

@@ -12,7 +12,6 @@ import shlex
 import shutil
 import socket
 import tempfile
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -26,15 +25,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from yamame.checks import UsageError
-from yamame.cli.command_line import CommandLine, jobs_of, keys_of
-from yamame.cli.explain import explain_outside
+from yamame.cli.command_line import CommandLine, check_launch, jobs_of, keys_of
+from yamame.cli.failures import is_reported, report
 from yamame.cli.names import run_name
 from yamame.cli.nodes import check
 from yamame.cli.sections import Config
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of
 from yamame.system.installed import recipe_command
-from yamame.system.messages import OutsideError, first_line, one_line, print_stderr
+from yamame.system.messages import first_line, one_line, print_stderr, print_stdout, printable
+from yamame.system.user_code import formatted
 from yamame.tracking.tracker import EXPERIMENT, TRACKING_URI
 
 SWEEP_VARIABLE = "YAMAME_SWEEP"
@@ -153,6 +153,7 @@ def check_sweep(
         for number, job in enumerate(jobs):
             cfg = line.composed(job, whole=True)
             hydra_config = cfg.hydra
+            check_launch(hydra_config)
             sweep_dir = Path(hydra_config.sweep.dir)
             # Names of runs need Hydra's section, models do not know it.
             with open_dict(cfg):
@@ -210,13 +211,14 @@ def mark_resumed() -> None:
 
 
 @contextmanager
-def recorded_job(result: JobResult, command: str) -> Iterator[None]:
+def recorded_job(result: JobResult, command: str, cfg: DictConfig) -> Iterator[None]:
     """Record the outcome of the job that runs within the block. Errors are printed and do not leave
     the block, so that the other jobs run.
 
     Args:
         result: Result, which the block sets.
-        command: Name of the recipe, which begins the line of a usage error.
+        command: Name of the recipe, which begins the line of an error.
+        cfg: Composed configuration of the job, see `yamame.cli.failures.report`.
     """
     file = _job_file()
     # A job that is killed, or ended by a signal, stays recorded as stopped.
@@ -234,15 +236,17 @@ def recorded_job(result: JobResult, command: str) -> Iterator[None]:
             record["result"] = f"{result.value:.4g}"
             # JSON has neither NaN nor infinity.
             record["objective"] = result.value if math.isfinite(result.value) else None
-    except (UsageError, OSError, OutsideError) as error:
-        message = str(error) if isinstance(error, UsageError) else explain_outside(error)
+    except (Exception, SystemExit) as error:
+        is_line = is_reported(error)
+        if not (is_line or isinstance(error, Exception)):
+            raise
         record["outcome"] = "failed"
-        record["result"] = " ".join(message.split())
-        print_stderr(f"{command}: job {HydraConfig.get().job.num}: {record['result']}")
-    except Exception as error:
-        record["outcome"] = "failed"
-        record["result"] = f"{type(error).__name__}: {first_line(error)}"
-        print_stderr(traceback.format_exc())
+        if is_line:
+            record["result"] = printable(" ".join(" ".join(report(error, cfg)).split()))
+            print_stderr(f"{command}: job {HydraConfig.get().job.num}: {record['result']}")
+        else:
+            record["result"] = printable(f"{type(error).__name__}: {first_line(error)}")
+            print_stderr(formatted(error).rstrip())
     # A launcher that has lost another job removes the folder before this one has ended.
     if file.parent.is_dir():
         if record["outcome"] == "ran" and json.loads(file.read_text()).get("resumed"):
@@ -250,13 +254,13 @@ def recorded_job(result: JobResult, command: str) -> Iterator[None]:
         write_json(file, record)
 
 
-def explain_lost(error: Exception) -> str:
-    """Return one line for the error of a launcher that has lost the process of a job; raise any
-    other error again.
+def explain_lost(error: Exception) -> str | None:
+    """Return one line for the error of a launcher that has lost the process of a job; None for any
+    other error.
     """
     from_slurm = type(error).__module__.startswith("submitit.")
     if not (from_slurm or isinstance(error, BrokenProcessPool)):
-        raise error
+        return None
     return f"the process of a job is gone: {one_line(error)}; repeat the command to continue"
 
 
@@ -315,14 +319,14 @@ def _print_table(
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         cells = [row[column].ljust(widths[column]) for column in range(3)]
-        print("  ".join([*cells, row[3]]).rstrip())
+        print_stdout("  ".join([*cells, row[3]]).rstrip())
 
     outcomes = {row[1] for row in rows}
     if outcomes & {"not begun", "stopped"}:
-        print("next: the same command (runs go on unless run.overwrite=true)")
+        print_stdout("next: the same command (runs go on unless run.overwrite=true)")
     elif outcomes & {"ran", "resumed", "done"}:
         for command in reports:
-            print(f"next: {command}")
+            print_stdout(f"next: {command}")
 
 
 def _rows(

@@ -29,7 +29,7 @@ def leave_out_replaced(cfg: Any, overridden: Collection[str]) -> list[str]:
     """
     if not isinstance(cfg, DictConfig):
         return []
-    removed = []
+    removed: list[str] = []
     for key in overridden:
         owner, _, name = key.rpartition(".")
         target = _target_at(cfg, owner) if owner and name == "_target_" else None

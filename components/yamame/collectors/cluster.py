@@ -37,8 +37,9 @@ from yamame.collectors.entries import lacking
 from yamame.collectors.throughput import Throughput
 from yamame.collectors.worker import BlockResult, RolloutWorker, WorkerConfig, pack, unpack
 from yamame.execution.precision import Precision, check_precision
-from yamame.system.messages import one_line, print_stderr
+from yamame.system.messages import OutsideError, described, one_line, print_stderr
 from yamame.system.signals import blocked, received, restoring_handlers
+from yamame.system.user_code import UserCodeError
 
 _POLL_INTERVAL = 1.0
 """Seconds between two checks for a signal while the learner waits for a block."""
@@ -70,11 +71,11 @@ class _Actor:
 class RayCollector:
     """Collects with Ray actors that keep acting while the learner learns.
 
-    The actors begin at the first `collect`. At most ``max_staleness`` steps are requested and not
-    yet collected, divided evenly. Every block is played with the weights that were the newest when
-    it was requested, so the weights of an actor that is half as fast as the others are twice as
-    old. Trajectories are those of `SyncCollector`. After a signal
-    (`yamame.system.signals`), `collect` returns the episodes so far.
+    Ray is started, or joined, at once, and the actors begin at the first `collect`. At most
+    ``max_staleness`` steps are requested and not yet collected, divided evenly. Every block is
+    played with the weights that were the newest when it was requested, so the weights of an actor
+    that is half as fast as the others are twice as old. Trajectories are those of `SyncCollector`.
+    After a signal (`yamame.system.signals`), `collect` returns the episodes so far.
 
     The death of an actor or of its machine costs its unfinished episodes, which
     `Episodes.num_aborted` counts, and the blocks that were requested from it. Another actor
@@ -108,10 +109,11 @@ class RayCollector:
 
     Raises:
         UsageError: Ray is not installed.
+        OutsideError: Ray does not start.
         ArgumentError: A number is out of its range, ``autocast`` or a name in ``resources`` is
             unknown, or no cluster answers at ``address``.
-        RuntimeError: At `collect`, an actor failed, all are stuck, or one after the other dies; all
-            are ended.
+        OutsideError: At `collect`, an actor failed, all are stuck, or one after the other dies; all
+            are ended. A `UserCodeError` if user code raised the error of an actor.
     """
 
     @check_bounds
@@ -161,9 +163,8 @@ class RayCollector:
         self._num_spawned = [0] * num_workers
         self._lost = Counter(actors=0, blocks=0, episodes=0, steps=0)
         self._reset()
-        if address is not None:
-            # Now, before anything of a run is written that would not begin.
-            self._join()
+        # Now, before anything of a run is written that would not begin.
+        self._join()
 
     def _reset(self) -> None:
         """Set the state of a collector without actors."""
@@ -216,7 +217,7 @@ class RayCollector:
         while not ready and received() is None:
             ready, _ = self._ray.wait(list(self._requested), timeout=_POLL_INTERVAL)
             if not ready and time.monotonic() - begin >= self._timeout:
-                raise RuntimeError(
+                raise OutsideError(
                     "RayCollector: timeout must allow for one block and the start of actors, got "
                     f"no answer in {self._timeout} s; every actor needs {self._resources}, the "
                     f"cluster has {self._ray.cluster_resources()}; {self._last_death}"
@@ -229,13 +230,19 @@ class RayCollector:
         try:
             result: BlockResult = self._ray.get(block)
         except self._ray.exceptions.RayTaskError as error:
-            raise RuntimeError(f"RayCollector: actor {index} failed\n{error}") from None
+            what = f"RayCollector: actor {index} failed"
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, UserCodeError):
+                failure = UserCodeError(f"{what}: {cause.what}", *cause.args[1:])
+                raise failure from error
+            reason = one_line(error if cause is None else cause)
+            raise OutsideError(f"{what}: {reason}") from error
         except self._ray.exceptions.RayError as error:
             self._num_deaths += 1
             self._last_death = f"the last death: {one_line(error, longest=1000)}"
             print_stderr(f"RayCollector: actor {index} is replaced: {one_line(error)}")
             if self._num_deaths > _MOST_DEATHS:
-                raise RuntimeError(
+                raise OutsideError(
                     f"RayCollector: actors must live, {self._num_deaths} died without an answer "
                     f"from any; {self._last_death}"
                 ) from error
@@ -277,6 +284,7 @@ class RayCollector:
         Raises:
             ArgumentError: No cluster answers at ``address``, or the process has joined a different
                 one.
+            OutsideError: Ray does not start.
         """
         owner = type(self).__name__
         condition = "be that of a Ray cluster"
@@ -303,6 +311,8 @@ class RayCollector:
             raise ArgumentError(
                 owner, "address", self._address, condition, remedy=remedy
             ) from error
+        except Exception as error:  # Ray raises many kinds, such as one for a slow machine
+            raise OutsideError(f"{owner}: Ray does not start: {described(error)}") from error
         self._owns_ray = True
 
     def _start(self) -> None:
@@ -388,7 +398,8 @@ class RayCollector:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state_dict`. Actors begin anew, with seeds not used before."""
-        self.shutdown()
+        if self._actors:
+            self.shutdown()
         self.policy.load_state_dict(state["policy"])
         if self.exploration is not None:
             self.exploration.load_state_dict(state["exploration"])

@@ -12,6 +12,7 @@ from torchrl.envs import EnvBase
 
 from yamame.collectors.base import Episodes
 from yamame.collectors.sync import SyncCollector
+from yamame.system.user_code import user_code
 
 Packed = tuple[dict[Any, tuple[np.ndarray, torch.dtype, tuple[int, ...]]], tuple[int, ...]]
 """Bytes, dtype and shape of every entry, and the batch size."""
@@ -115,7 +116,16 @@ class RolloutWorker:
                 argument even if the weights are not new.
             num_steps_before: Environment steps of all workers that had been collected when the
                 block was requested.
+
+        Raises:
+            UserCodeError: User code has raised an error, of a class that the learner may not know.
         """
+        with user_code():
+            return self._play(num_steps, version, weights, num_steps_before)
+
+    def _play(
+        self, num_steps: int, version: int, weights: list[Any], num_steps_before: int
+    ) -> BlockResult:
         # Not in the constructor: an error there would kill the worker, an error of a call is
         # reported.
         if self._collector is None:

@@ -23,6 +23,7 @@ from yamame.deploy.interface import dtype_name
 from yamame.deploy.saved import SavedAgent
 from yamame.deploy.sessions import Sessions
 from yamame.deploy.step import ActingStep
+from yamame.files.trust_record import recorded
 
 _ALONE = None
 """Name of the session of an agent that acts without sessions."""
@@ -50,7 +51,8 @@ class DeployedAgent:
             training.
         max_sessions: Largest number of sessions; None for no limit.
         device: Device of the computation.
-        trust: Packages whose classes the file may name besides Yamame's, as ``["mylab."]``.
+        trust: Packages whose classes the file may name besides Yamame's, as ``["mylab."]``. Runs of
+            this user need none (`yamame.files.trust_record`).
 
     Attributes:
         saved: Content of the agent's file.
@@ -82,6 +84,7 @@ class DeployedAgent:
     ) -> None:
         check_device(device)
         interface = saved.interface
+        trust = [*trust, *recorded(saved.source, saved.config).packages]
         agent = build_agent(saved.config, interface, context_length=context_length, trust=trust)
         load_weights(agent, saved.weights, source=saved.source, fit="its configuration")
         self.saved = saved

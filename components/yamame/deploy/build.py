@@ -16,6 +16,7 @@ from yamame.agent.assembly import KEYS, agent_arguments
 from yamame.checks import SettingError, UsageError, at_key, require_setting
 from yamame.deploy.interface import STRANGE, Interface
 from yamame.files.building import build_node
+from yamame.files.schema import SchemaError, check_weights
 from yamame.files.trusted import check_file, locate, prefixes_of, without_foreign_weights
 from yamame.system.messages import one_line
 
@@ -137,18 +138,22 @@ def load_weights(
         hint: Possible cause if they do not fit, for messages.
 
     Raises:
-        UsageError: The weights are not finite, or belong to an agent of another shape.
+        UsageError: The weights are not finite or no plain tensors, or belong to an agent of another
+            shape.
     """
-    for name, value in weights.items():
-        if isinstance(value, torch.Tensor) and not bool(value.isfinite().all()):
-            raise UsageError(f"the weights of {source} must be finite, {name} is not")
+    own = agent.state_dict()
+    try:
+        check_weights(weights, own)
+    except SchemaError as error:
+        raise UsageError(f"the weights of {source} {one_line(error)}") from error
     if not any(name.startswith(_LEARNING) for name in weights):
-        own = agent.state_dict()
         critics = {name: value for name, value in own.items() if name.startswith(_LEARNING)}
         weights = {**critics, **weights}
     try:
         agent.load_state_dict(weights)
-    except (RuntimeError, TypeError, AttributeError) as error:
+    except (OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a third-party class may raise any error
         problem = _first_mismatch(agent.state_dict(), weights) or one_line(error)
         raise UsageError(f"the weights of {source} must fit {fit}: {problem}{hint}") from error
 

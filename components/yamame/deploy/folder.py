@@ -31,6 +31,8 @@ from yamame.files.atomic import (
     write_json,
 )
 from yamame.files.identity import BOOKKEEPING
+from yamame.files.paths import check_tree, read_regular
+from yamame.files.schema import SchemaError, check_form
 from yamame.system.installed import version_of
 from yamame.system.messages import format_value, one_line
 
@@ -44,6 +46,19 @@ ZOOS = (_PACKAGE / "zoo", _PACKAGE.parents[1] / "zoo")
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 CARD = "README.md"
+_NUMBER = int | float | None
+_FORM = {
+    "config": {str: object},
+    "about": {
+        "step?": int | None,
+        "results?": {str: object},
+        "versions?": {str: object},
+        "cpu_s?": _NUMBER,
+        "evaluated_on?": str | None,
+        "revision?": str | None,
+    },
+}
+"""Plain data of ``config.json``, see `yamame.files.schema`."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -143,12 +158,15 @@ def read_folder(folder: Path) -> SavedAgent:
         UsageError: A file is missing, damaged or of a later version.
     """
     path = folder / CONFIG
+    check_tree(folder)
     data = read_json(path) if path.exists() else {}
     _check_config(folder, data)
-    config = data.get("config")
-    about = data.get("about")
-    if not isinstance(config, dict) or not isinstance(about, dict):
-        raise UsageError(f"load: {path} must hold the mappings config and about")
+    try:
+        check_form(data, _FORM, path.name)
+    except SchemaError as error:
+        raise UsageError(f"load: {path} does not describe an agent: {one_line(error)}") from error
+    config = data["config"]
+    about = data["about"]
     weights = _read_weights(folder / WEIGHTS, data.get("weights_sha256"))
     with at_source(f"load: {path}"):
         interface = Interface.decode(data)
@@ -173,11 +191,8 @@ def _check_config(folder: Path, data: dict[str, Any]) -> None:
 
 def _read_weights(path: Path, checksum: Any) -> dict[str, Any]:
     """Read the weights, after comparing their checksum."""
-    # Reading a pipe would wait for ever.
-    if path.exists() and not path.is_file():
-        raise UsageError(f"load: {path} must hold weights, it is not a regular file")
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
         if hashlib.sha256(content).hexdigest() != checksum:
             raise UsageError(
                 f"load: {path} does not match its checksum in {CONFIG}",

@@ -26,6 +26,7 @@ from torchrl.data import (
 from torchrl.envs import EnvBase, TransformedEnv
 
 from yamame.checks import UsageError
+from yamame.files.schema import Whole, check_form
 from yamame.spaces import Spaces
 from yamame.spaces.from_specs import describe, recorded_spaces
 from yamame.transforms import ContextTransform
@@ -54,6 +55,13 @@ _DTYPES = {
 _LARGEST = 2**28
 """Largest number of elements of a spec. A file from elsewhere could ask for more memory than there
 is."""
+_LARGEST_SUM = 2**25
+"""Largest number of elements of all specs together: bounds take up to 16 bytes for each."""
+_MOST_ENTRIES = 1000
+_LONGEST_HORIZON = 2**53
+"""Largest number of steps that a float holds exactly."""
+_LONGEST_NAME = 500
+_SPACES = {"observations": [{str: object}], "action": {"parts": [{str: object}]}}
 STRANGE = AttributeError, KeyError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError
 """Errors that reading a file with unexpected content can raise."""
 
@@ -124,13 +132,15 @@ class Interface:
             UsageError: The data are damaged.
         """
         try:
+            _check_sizes(data)
             observations = _decode(data["observation_spec"])
             action = _decode(data["action_spec"])
             horizon = data["horizon"]
             if not isinstance(observations, Composite) or isinstance(action, Composite):
                 raise ValueError("only observation_spec must have entries")
             # The type is compared, because a flag is an int as well.
-            if horizon is not None and not (type(horizon) is int and horizon >= 1):
+            is_length = type(horizon) is int and 1 <= horizon <= _LONGEST_HORIZON
+            if horizon is not None and not is_length:
                 raise ValueError(f"horizon must be a positive integer or null, got {horizon!r}")
             recorded = data.get("spaces")
             if recorded is not None:
@@ -221,6 +231,38 @@ def _encode_numbers(value: Any) -> Any:
     return value if math.isfinite(value) else str(value)
 
 
+def _check_sizes(data: Mapping[str, Any]) -> None:
+    """Raise if the specs and spaces of a file have too many entries or numbers.
+
+    Raises:
+        ValueError: They have more than any environment.
+    """
+    waiting: list[tuple[str, Any]] = [("", data["observation_spec"]), ("", data["action_spec"])]
+    recorded = data.get("spaces")
+    if recorded is not None:
+        check_form(recorded, _SPACES, "spaces")
+        waiting += [("", part) for part in recorded["observations"]]
+        waiting += [("", part) for part in recorded["action"]["parts"]]
+    num_numbers = 0
+    num_entries = 0
+    while waiting:
+        name, spec = waiting.pop()
+        num_entries += 1
+        if num_entries > _MOST_ENTRIES or len(name) > _LONGEST_NAME:
+            raise ValueError(f"it must have at most {_MOST_ENTRIES} entries with short names")
+        if "entries" in spec:
+            waiting += spec["entries"].items()
+            continue
+        shape = spec["shape"]
+        check_form(shape, [Whole()], "shape")
+        size = math.prod(shape)
+        if size > _LARGEST:
+            raise ValueError(f"shape must have at most {_LARGEST} numbers, got {tuple(shape)}")
+        num_numbers += size
+        if num_numbers > _LARGEST_SUM:
+            raise ValueError(f"all specs together must have at most {_LARGEST_SUM} numbers")
+
+
 def _decode(data: Mapping[str, Any]) -> TensorSpec:
     if "entries" in data:
         entries = {}
@@ -231,8 +273,6 @@ def _decode(data: Mapping[str, Any]) -> TensorSpec:
     cls = _KINDS[data["kind"]]
     shape = torch.Size(data["shape"])
     dtype = _DTYPES[data["dtype"]]
-    if shape.numel() > _LARGEST or min(shape, default=0) < 0:
-        raise ValueError(f"shape must have at most {_LARGEST} numbers, got {tuple(shape)}")
     if "nvec" in data:
         # The two classes with several choices take them in different forms.
         nvec = torch.tensor(data["nvec"]) if cls is MultiCategorical else data["nvec"]

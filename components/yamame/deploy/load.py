@@ -1,5 +1,6 @@
 """Loading of trained agents, with only the base dependencies."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,19 @@ from yamame.deploy.saved import SavedAgent
 from yamame.deploy.sources import Which, check_which, read_checkpoint
 from yamame.files.atomic import json_safe, read_json
 from yamame.files.checkpoint import LoadedCheckpoint
+from yamame.files.schema import SchemaError, check_form
+from yamame.files.trusted import UntrustedError
 from yamame.system.installed import recipe_command
 
 _ZOO = "zoo:"
 _OPTIONAL = ("interface", "progress", "machine")
 """Components of a checkpoint besides the agent; early versions did not save all of them."""
+_SUMMARY = {
+    "cpu_s?": int | float | None,
+    "evaluated_on?": str | None,
+    "git_revision?": str | None,
+}
+"""Facts of a run's summary."""
 
 
 def load(
@@ -49,16 +58,20 @@ def load(
     """
     saved = read_saved(source, checkpoint=checkpoint, tracking_uri=tracking_uri)
     with at_source(f"load: {source}"):
-        return DeployedAgent(
-            saved,
-            gamma=gamma,
-            greedy=greedy,
-            seed=seed,
-            context_length=context_length,
-            max_sessions=max_sessions,
-            device=device,
-            trust=trust,
-        )
+        try:
+            return DeployedAgent(
+                saved,
+                gamma=gamma,
+                greedy=greedy,
+                seed=seed,
+                context_length=context_length,
+                max_sessions=max_sessions,
+                device=device,
+                trust=trust,
+            )
+        except UntrustedError as error:
+            error.as_in_python()
+            raise
 
 
 def read_saved(
@@ -103,7 +116,10 @@ def agent_folder(source: str | Path) -> Path | None:
     if name.startswith(_ZOO):
         return zoo_folder(name.removeprefix(_ZOO))
     folder = Path(source)
-    return folder if (folder / CONFIG).is_file() else None
+    try:
+        return folder if os.path.lexists(folder / CONFIG) else None
+    except ValueError:
+        return None  # a NUL in the name
 
 
 class OldCheckpointError(UsageError):
@@ -114,12 +130,12 @@ def from_checkpoint(source: str, loaded: LoadedCheckpoint, interface: Interface)
     """Return the agent of a checkpoint, with facts about its run."""
     about: dict[str, Any] = {"step": loaded.step, "results": {}}
     if "machine" in loaded.values:
-        about["versions"] = loaded.values["machine"]["versions"]
+        about["versions"] = loaded.values["machine"].get("versions", {})
     about.update(_facts_of_run(Path(source)))
 
     progress = loaded.values.get("progress", {})
     for point in progress.get("curve", []):
-        if point.get(progress["unit"]) == loaded.step:
+        if point.get(progress.get("unit")) == loaded.step:
             results = json_safe(point)
             # A mean that does not exist, such as one of no episodes, is NaN, and null in JSON.
             about["results"] = {name: value for name, value in results.items() if value is not None}
@@ -128,12 +144,10 @@ def from_checkpoint(source: str, loaded: LoadedCheckpoint, interface: Interface)
 
 def _facts_of_run(path: Path) -> dict[str, Any]:
     """Return revision, CPU-seconds and evaluated tasks from the summary of a run, if present."""
-    file = path / "summary.json"
-    if not file.is_file():
-        return {}
     try:
-        summary = read_json(file)
-    except UsageError:
+        summary = read_json(path / "summary.json")
+        check_form(summary, _SUMMARY, "summary")
+    except (OSError, UsageError, SchemaError):
         # The agent acts without these facts, so a damaged summary is no reason to fail.
         return {}
     facts = {

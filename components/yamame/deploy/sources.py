@@ -7,8 +7,9 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from yamame.checks import UsageError, require
+from yamame.checks import UsageError, format_value, require
 from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
+from yamame.files.paths import check_tree
 from yamame.system.messages import one_line
 
 Which = Literal["best", "last"]
@@ -30,15 +31,18 @@ def read_checkpoint(
         UsageError: The source does not exist, or cannot be read.
     """
     check_which(which)
-    path = Path(source)
-    if path.is_file():
-        return _read([path], which, optional)
+    path = _existing(source)
     if path.is_dir():
+        # Links of a stranger would have other files read, and written by recipes.
+        check_tree(path)
         checkpoints = Checkpointer(path / "checkpoints")
         file = checkpoints.best if which == "best" else checkpoints.last
         if file is None:
             raise UsageError(f"load: no {which} checkpoint in {source}")
         return _read([file], which, optional)
+    if path.exists():
+        # The path was typed, so it may itself be a link.
+        return _read([path.resolve()], which, optional)
     if "/" in source or "." in source:  # ids have neither
         raise UsageError(
             f"load: {source} must be a run directory or a checkpoint, it does not exist"
@@ -61,6 +65,23 @@ def read_checkpoint(
         if not files:
             raise UsageError(f"load: no checkpoints in the MLflow run {source}")
         return _read(files, which, optional)
+
+
+def _existing(source: str) -> Path:
+    """Return the path of a source, which may be none.
+
+    Raises:
+        UsageError: No path can have this name.
+    """
+    path = Path(source)
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # too long a name, no permission; a NUL in it
+        shown = format_value(source)
+        raise UsageError(f"load: {shown} cannot be read: {one_line(error)}") from error
+    return path
 
 
 def check_which(which: Any) -> None:

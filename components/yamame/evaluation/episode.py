@@ -16,6 +16,7 @@ from yamame.goals import GOAL_COMPLETED, GOAL_PAD
 from yamame.keys import ENTRIES
 from yamame.spaces import Spaces
 from yamame.system.signals import exit_if_received
+from yamame.system.user_code import user_code
 
 Watch = Callable[[TensorDictBase], None]
 _MOST_NUMBERS = 8
@@ -82,6 +83,7 @@ def render_frame(env: EnvBase) -> npt.NDArray[np.uint8]:
 
     Raises:
         NotImplementedError: The environment has no pictures.
+        UserCodeError: Code of the environment has raised an error.
     """
     try:
         can_render = callable(getattr(env, "render", None))
@@ -91,7 +93,8 @@ def render_frame(env: EnvBase) -> npt.NDArray[np.uint8]:
     if not can_render:
         message = "the environment has no method render(), which returns [H, W, 3] uint8"
         raise NotImplementedError(message)
-    frame = np.asarray(env.render())
+    with user_code(f"{type(env).__name__}: the environment failed while it was drawn"):
+        frame = np.asarray(env.render())
     if frame.ndim != 3 or frame.shape[-1] != 3 or frame.dtype != np.uint8:
         found = f"{frame.shape} {frame.dtype}"
         raise NotImplementedError(f"render() must return [H, W, 3] uint8, got {found}")

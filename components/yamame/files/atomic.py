@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from yamame.checks import UsageError
+from yamame.files.paths import UnsafePathError, create_file, read_regular
 from yamame.system.messages import one_line
 
 TEMPORARY_SUFFIX = ".partial"
 """Suffix of files that are being written. They are never read, and those of dead processes may be
 deleted.
 """
+_LARGEST_JSON = 2**27
+"""Bytes of the largest file of JSON that is read: bounds of observations may have many numbers."""
 
 
 @contextmanager
@@ -26,7 +29,7 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
-        with temporary.open("wb") as file:
+        with create_file(temporary) as file:
             yield file
             file.flush()
             # Some file systems write the new name to disk before the data.
@@ -111,13 +114,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        UsageError: The file is damaged or holds something else.
+        UsageError: The file is damaged or holds something else, or is no regular file.
     """
-    # Reading a pipe would wait for another process.
-    if path.exists() and not path.is_file():
-        raise UsageError(f"{path} must be a file of JSON, it is no file")
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_regular(path, most=_LARGEST_JSON))
+    except UnsafePathError:
+        raise
     except (ValueError, RecursionError) as error:  # a ValueError also for bytes that are not UTF-8
         raise UsageError(
             f"{path} must be a file of JSON, it cannot be read: {one_line(error)}"

@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from yamame.checks import ArgumentError, BuildError, UsageError
-from yamame.files.trusted import SPECIAL, locate
-from yamame.system.messages import OutsideError, first_line
+from yamame.files.trusted import OURS, SPECIAL, locate
+from yamame.system.messages import OutsideError, described, first_line
+from yamame.system.user_code import user_code
 
 _ERRORS = (TypeError, ValueError, OverflowError, MemoryError, RuntimeError)
 """Errors that a constructor raises for wrong arguments. PyTorch raises RuntimeError for sizes that
-are negative, overflow or need more memory than there is."""
+are negative, overflow or need more memory than there is. An error of another type is a defect of a
+class of ours; other libraries raise any type for wrong arguments."""
 _SIZE_ERRORS = (OverflowError, MemoryError, RuntimeError)
 """Those of them that may be about a size that is known at run time only."""
 
@@ -36,8 +38,9 @@ def build_node(
         runtime: Further keyword arguments, which take precedence.
 
     Raises:
-        UsageError: The class does not exist, or its constructor raised an error. The error has the
-            key of the innermost mapping that it is about.
+        UsageError: The class does not exist, or its constructor does not accept the arguments. The
+            error has the key of the innermost mapping that it is about.
+        UserCodeError: User code raised an error in the constructor.
     """
     target = locate(node["_target_"], key, trust)
     settings = {name: value for name, value in node.items() if name not in SPECIAL}
@@ -47,24 +50,28 @@ def build_node(
         positional = _build_inside(positional, f"{key}._args_", trust)
         keywords = _build_inside(settings, key, trust)
     keywords.update(runtime or {})
+    errors = _ERRORS if node["_target_"].startswith(OURS) else (Exception,)
 
     def call(*args: Any, **rest: Any) -> Any:
         arguments = {**keywords, **rest}
         try:
-            return target(*positional, *args, **arguments)
+            # Python raises a TypeError for wrong names of arguments before any user code runs.
+            with user_code(f"{key} ({node['_target_']})"):
+                return target(*positional, *args, **arguments)
         except OutsideError:
             raise  # a failure of something else, not of the configuration
         except UsageError as error:
             _locate(error, key, settings)
             raise
-        except _ERRORS as error:
+        except errors as error:
             if isinstance(error, ImportError):
                 numbers = {}  # a missing package depends on no argument
             elif isinstance(error, _SIZE_ERRORS):
                 numbers = _numbers(arguments)
             else:
                 numbers = _numbers(settings)
-            raise BuildError(key, first_line(error), numbers) from error
+            reason = first_line(error) if isinstance(error, _ERRORS) else described(error)
+            raise BuildError(key, reason, numbers) from error
 
     return call if node.get("_partial_", False) else call()
 

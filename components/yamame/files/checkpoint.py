@@ -20,6 +20,7 @@ import zipfile
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,10 +29,43 @@ import torch
 from yamame.checks import StateMismatchError, UsageError, require_at_least
 from yamame.files.atomic import TEMPORARY_SUFFIX, atomic_writer, make_folder
 from yamame.files.codec import decode, encode
+from yamame.files.paths import UnsafePathError, open_regular
+from yamame.files.schema import Whole, check_archive, check_content, check_form
 from yamame.system.messages import OutsideError, one_line, print_stderr
 
-_KINDS = {"step": int, "metric": float | None, "config": dict, "components": dict}
-"""Entries of a checkpoint file, with their types."""
+_FORM = {
+    "step": Whole(),
+    "metric": float | None,
+    "config": {str: object},
+    "components": {str: object},
+}
+"""Entries of a checkpoint file, see `yamame.files.schema`."""
+_COUNTS = {"elapsed_s?": Real, "cpu_s?": Real, "wall_s?": Real}
+_COMPONENTS = {
+    "agent": {str: object},
+    "averaged": {str: object},
+    "interface": {str: object},
+    "machine": {"threads?": Real, "versions?": {str: str}},
+    "budget": _COUNTS,
+    "costs": _COUNTS,
+    "guard": {"num_refused?": Real, "in_row?": Real, "told?": Real, "recent?": list},
+    "progress": {
+        "unit?": str,
+        "env_steps?": Real,
+        "updates?": Real,
+        "unlogged?": [{str: object}],
+        "evaluating?": bool,
+        "evaluated_at?": Real,
+        "saved_at?": Real,
+        "aborted?": Real,
+        "outcomes?": [Real],
+        "outcome_is?": str,
+        "curve?": [{str: object}],
+        "stopped?": str | None,
+        "callbacks?": {str: object},
+    },
+}
+"""Components of runs that are plain data. All keys are optional, as early versions lacked some."""
 # The last bytes of a file: the CRC-32 of everything before them.
 _SUM = b"yamame crc32 %08x"
 _CHUNK = 2**20
@@ -222,7 +256,7 @@ class Checkpointer:
         newest = self._find("last")
         for path in reversed(self._files()):
             try:
-                return decode(_read(path)["config"])
+                return dict(_read(path)["config"])
             except UsageError as error:
                 if path == newest:
                     first = error
@@ -268,6 +302,7 @@ class Checkpointer:
         for name, component in {**present, **components}.items():
             try:
                 state = decode(saved[name])
+                check_form(state, _COMPONENTS.get(name, object), name)
                 if _is_stateful(component):
                     component.load_state_dict(state)
                 else:
@@ -281,9 +316,7 @@ class Checkpointer:
                 reason = f"{name} must be restored from {path}, it cannot be: {one_line(error)}"
                 raise _UnfitError(f"Checkpointer: {reason}") from error
         self._metrics[path] = payload["metric"]
-        return LoadedCheckpoint(
-            payload["step"], payload["metric"], decode(payload["config"]), values
-        )
+        return LoadedCheckpoint(payload["step"], payload["metric"], payload["config"], values)
 
     def _prune(self) -> None:
         """Delete checkpoints that are neither new nor the best, and rename damaged ones."""
@@ -365,17 +398,20 @@ def _read(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: The file is damaged or no checkpoint.
     """
-    # Reading a pipe would wait for another process.
-    if path.exists() and not path.is_file():
-        raise UsageError(f"Checkpointer: {path} must be a checkpoint, it is no file")
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            check_archive(file)
             _check_sums(file)
             file.seek(0)
             # States of random number generators must be on the CPU; modules and optimizers move
             # theirs to the right device.
             payload = torch.load(file, map_location="cpu", weights_only=True)
-    except MemoryError:
+        check_content(payload, size)
+        check_form(payload, _FORM, "content")
+        payload["config"] = decode(payload["config"])
+        check_form(payload["config"], {str: object}, "config")
+    except (MemoryError, UnsafePathError):
         raise
     except Exception as error:  # zipfile and torch raise many kinds of errors for damaged files
         # Other errors of the disk do not concern the content of the file.
@@ -383,9 +419,4 @@ def _read(path: Path) -> dict[str, Any]:
             raise
         reason = f"{path} must be a checkpoint, it cannot be read: {one_line(error)}"
         raise UsageError(f"Checkpointer: {reason}") from error
-
-    for name, kind in _KINDS.items():
-        # The default is of no allowed type: a missing entry is refused, too.
-        if not isinstance(payload, dict) or not isinstance(payload.get(name, ...), kind):
-            raise UsageError(f"Checkpointer: {path} must be a checkpoint, it holds something else")
-    return payload
+    return dict(payload)

@@ -4,16 +4,17 @@ A run directory, a data set or a store can come from a stranger. A link in it, o
 ``../x``, would make this process read or write files that have nothing to do with it, and a pipe
 would make it wait forever. All such paths are checked and opened here:
 
-- `open_regular` opens one file, and refuses links, pipes and devices;
+- `open_regular` opens one file, and refuses links, pipes and devices; `read_regular` reads it;
+- `create_file` makes a new file, and follows nothing that lies at its path;
 - `inside` resolves a name that a file gives, and refuses what lies outside of its folder;
 - `check_tree` looks at all that is in a folder.
 
 The folder itself, and what is above it, were typed by the user and may be links.
 """
 
+import contextlib
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +23,14 @@ from yamame.checks import UsageError
 _READ_ONLY = os.O_RDONLY
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe returns at once
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_CLOSED_ON_EXEC = getattr(os, "O_CLOEXEC", 0)
+_WRITING = os.O_WRONLY | os.O_RDWR
+_DEEPEST = 32
+"""Levels of folders below a run or an agent; this package makes fewer than ten."""
+_SPARSE = 2**30
+"""Bytes from which a file must have some of its content on the disk."""
+_BLOCK = 512
+"""Unit of ``st_blocks``, on every file system."""
 
 
 class UnsafePathError(UsageError):
@@ -47,9 +56,13 @@ def check_regular(path: str | Path) -> os.stat_result:
         UnsafePathError: It is a link, a directory, a pipe, a socket or a device.
     """
     status = os.lstat(path)
+    _require_regular(path, status)
+    return status
+
+
+def _require_regular(path: str | Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise UnsafePathError(path, f"it must be a regular file, not {_kind_of(status)}")
-    return status
 
 
 def open_regular(path: str | Path, flags: int = _READ_ONLY, mode: str = "rb") -> IO[bytes]:
@@ -61,21 +74,77 @@ def open_regular(path: str | Path, flags: int = _READ_ONLY, mode: str = "rb") ->
         mode: Mode of ``os.fdopen`` that suits the flags.
 
     Raises:
+        FileNotFoundError, UnsafePathError: As for `open_descriptor`.
+    """
+    return os.fdopen(open_descriptor(path, flags), mode)
+
+
+def open_descriptor(path: str | Path, flags: int = _READ_ONLY) -> int:
+    """Open a regular file as `open_regular` does, and return its descriptor.
+
+    Args:
+        path: The file.
+        flags: Flags of ``os.open``.
+
+    Raises:
         FileNotFoundError: There is no such file.
-        UnsafePathError: It is a link, a directory, a pipe, a socket or a device.
+        UnsafePathError: It is a link, a directory, a pipe, a socket or a device; it is to be
+            written and has a second name (a hard link); it claims a size that is not on the disk.
     """
     if not flags & os.O_CREAT or os.path.lexists(path):
-        check_regular(path)
+        _check_content(path, check_regular(path), flags)
     # The flags matter only if the file was replaced since it was looked at.
-    descriptor = os.open(path, flags | _NO_LINK | _NO_WAIT, 0o666)
+    descriptor = os.open(path, flags | _NO_LINK | _NO_WAIT | _CLOSED_ON_EXEC, 0o666)
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise UnsafePathError(path, f"it must be a regular file, not {_kind_of(status)}")
-        return os.fdopen(descriptor, mode)
+        _require_regular(path, status)
+        _check_content(path, status, flags)
     except BaseException:
         os.close(descriptor)
         raise
+    return descriptor
+
+
+def _check_content(path: str | Path, status: os.stat_result, flags: int) -> None:
+    """Raise if writing to a file would change another one, or reading it would not end."""
+    if flags & _WRITING and status.st_nlink > 1:
+        raise UnsafePathError(path, "it is to be written and has another name, too (a hard link)")
+    # A file of terabytes takes no room if it consists of holes. Disks that compress their files
+    # store at least some of them.
+    stored = status.st_blocks * _BLOCK
+    if status.st_size >= _SPARSE and stored < status.st_size // 8:
+        raise UnsafePathError(path, f"its size is {status.st_size} bytes, the disk holds {stored}")
+
+
+def read_regular(path: str | Path, *, most: int | None = None) -> bytes:
+    """Return the content of a regular file, see `open_regular`.
+
+    Args:
+        path: The file.
+        most: Largest size in bytes; None for any.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UnsafePathError: As for `open_regular`, or the file is larger than ``most``.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            raise UnsafePathError(path, f"it has {size} bytes, at most {most} are read")
+        return file.read()
+
+
+def create_file(path: str | Path) -> IO[bytes]:
+    """Create a file for writing. A file or link with this name is replaced, not written through.
+
+    Raises:
+        IsADirectoryError, PermissionError: A directory is in the way.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    # Fails if another process has put something there since.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _CLOSED_ON_EXEC
+    return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 def inside(home: str | Path, name: str | Path) -> Path:
@@ -111,27 +180,34 @@ def check_tree(folder: str | Path, *, but_for: frozenset[str] = frozenset()) -> 
         but_for: Names of entries that are skipped, with all that they contain.
 
     Raises:
-        UnsafePathError: The first link, pipe, socket or device that is found.
+        UnsafePathError: The first link, pipe, socket or device that is found; or folders are
+            nested more than 32 levels deep.
     """
-    for entry in _walk(folder, but_for):
-        status = entry.stat(follow_symlinks=False)
-        is_allowed = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
-        if not is_allowed:
-            raise UnsafePathError(entry.path, f"it is {_kind_of(status)}")
+    waiting = [(os.fspath(folder), 0)]
+    while waiting:
+        place, depth = waiting.pop()
+        if depth > _DEEPEST:
+            raise UnsafePathError(place, f"it lies more than {_DEEPEST} folders deep in {folder}")
+        for entry in _entries(place):
+            if entry.name in but_for:
+                continue
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # a run that is going on has deleted it
+            if stat.S_ISDIR(status.st_mode):
+                waiting.append((entry.path, depth + 1))
+            elif not stat.S_ISREG(status.st_mode):
+                raise UnsafePathError(entry.path, f"it is {_kind_of(status)}")
 
 
-def _walk(folder: str | Path, but_for: frozenset[str]) -> Iterator["os.DirEntry[str]"]:
-    """Yield the entries of a folder at all depths; links are not followed."""
+def _entries(folder: str) -> list["os.DirEntry[str]"]:
+    """Return the entries of a folder by name; none if it does not exist."""
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
     except FileNotFoundError:
-        return
-    for entry in entries:
-        if entry.name in but_for:
-            continue
-        yield entry
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(entry.path, but_for)
+        return []
 
 
 def _kind_of(status: os.stat_result) -> str:

@@ -7,6 +7,7 @@ was, including the run that it would have replaced.
 
 import contextlib
 import fcntl
+import io
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from typing import IO, Literal
 
 from yamame.checks import UsageError, require_setting
 from yamame.files.atomic import make_folder, sweep_partial_files
+from yamame.files.paths import UnsafePathError, check_tree, open_regular
 
 LOCK_FILE = ".lock"
 _FORMER, _MOVING, _DELETED = ".former", ".moving", ".deleted"
@@ -69,12 +71,11 @@ class RunDirectory:
             UsageError: The name is invalid; the run exists and neither option is set; both are set;
                 there is no run to resume; the directory is not a run; another process has claimed
                 it.
+            UnsafePathError: The directory holds a link, a pipe, a socket or a device.
+            UnsafePathError: The directory holds a link, a pipe or a device.
         """
         path = checked_path(root, name, resume=resume, overwrite=overwrite)
-        # A stranger's link would have files deleted or written elsewhere.
-        for entry in (path / _FORMER, path / _MOVING, path / _DELETED, path / LOCK_FILE):
-            if entry.is_symlink():
-                raise UsageError(f"{entry} must be no link", key="run.name", remedy="remove it")
+        check_run(path)
         created = [folder for folder in (path, *path.parents) if not folder.exists()]
         make_folder(path)
         lock = _claim(path)
@@ -159,6 +160,25 @@ def checked_path(
     return path
 
 
+def check_run(path: Path) -> None:
+    """Check that a run directory holds nothing but folders and regular files.
+
+    Through a link in a stranger's directory files would be read, written or deleted elsewhere.
+
+    Raises:
+        UnsafePathError: The first link, pipe, socket or device that is found.
+    """
+    try:
+        check_tree(path)
+    except UnsafePathError as error:
+        error.key = "run.name"
+        error.remedy = (
+            "remove it, or copy there what it stands for; run.root=<folder> keeps whole runs on "
+            "another disk"
+        )
+        raise
+
+
 def check_folder(path: str | Path, key: str) -> None:
     """Check that a path is a directory or can become one. Nothing is created.
 
@@ -203,7 +223,8 @@ def _claim(path: Path) -> IO[str]:
     Raises:
         UsageError: Another process holds it.
     """
-    lock = (path / LOCK_FILE).open("a+")
+    # Text, because the number of a process is written and read.
+    lock = io.TextIOWrapper(open_regular(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, "r+b"))
     # The lock belongs to the process, so it disappears with it, however the process ends.
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

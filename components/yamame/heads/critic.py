@@ -52,6 +52,9 @@ class StateActionCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.num_critics = num_critics
+        self.num_actions = num_actions
+        self.num_gammas = num_gammas
+        self.num_outputs = num_outputs
         self.out_shape = (num_actions, num_gammas, num_outputs)
         self.ensemble = EnsembleMLP(
             in_features,
@@ -105,6 +108,9 @@ class ActionInputCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.num_critics = num_critics
+        self.num_gammas = len(gammas)
+        self.num_outputs = num_outputs
+        self.gammas = tuple(float(gamma) for gamma in gammas)
         in_range = len(gammas) > 0 and all(0.0 <= gamma < 1.0 for gamma in gammas)
         owner = type(self).__name__
         require(owner, "gammas", list(gammas), in_range, "be in [0, 1), at least one")

@@ -55,6 +55,7 @@ class ValueRepresentation(nn.Module, ABC):
         initial_second_moment: PositiveFloat,
     ) -> None:
         super().__init__()
+        self.num_gammas = num_gammas
         self.num_outputs = num_outputs
         self.moments = RunningMoments(
             num_gammas, decay=decay, initial_variance=initial_second_moment, initial_updates=1

@@ -30,7 +30,7 @@ from tensordict.nn import (
     TensorDictModuleBase,
     dispatch,
 )
-from tensordict.utils import NestedKey
+from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torchrl.objectives import ClipPPOLoss
@@ -43,9 +43,10 @@ from yamame.checks import (
     PositiveFloat,
     UnitInterval,
     check_bounds,
+    require,
 )
 from yamame.heads import PopArt
-from yamame.losses.sequence import DEPARTURE, SequenceLoss, encode
+from yamame.losses.sequence import DEPARTURE, SequenceLoss, check_size, encode
 
 _ANNOTATIONS = ("action_log_prob", "state_value", "advantage", "value_target")
 
@@ -75,7 +76,8 @@ class SequencePPOLoss(SequenceLoss):
         reward_multiplier: Factor on rewards before learning.
 
     Raises:
-        ArgumentError: A setting is out of its range, or a batch holds no valid transition.
+        ArgumentError: A setting is out of its range, a head has several discounts, or a batch
+            holds no valid transition or is not annotated.
     """
 
     @dataclass
@@ -109,6 +111,9 @@ class SequencePPOLoss(SequenceLoss):
         reward_multiplier: PositiveFloat = 1.0,
     ) -> None:
         super().__init__(encoder, action_space=action_space)
+        check_size("SequencePPOLoss", "actor", actor, "num_gammas", 1, "the one gamma")
+        check_size("SequencePPOLoss", "critic", critic, "out_features", 1, "the one gamma")
+        check_size("SequencePPOLoss", "returns", returns, "num_gammas", 1, "the one gamma")
         self.gamma = gamma
         self.gae_lambda = gae_lambda
         self.reward_multiplier = reward_multiplier
@@ -165,12 +170,15 @@ class SequencePPOLoss(SequenceLoss):
     def annotate(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return a copy of a batch ``[B, L]`` with the entries of the present policy.
 
+        A rollout ``[*, T]`` is returned packed.
+
         The present policy must be the one that acted, and must compute as in the updates that
         follow (under the same autocast): otherwise ratios do not start at 1. Besides the entries
-        that the loss reads, ``reward``, ``terminated`` and ``truncated`` ``[B, L, 1]`` are read
-        under ``"next"``.
+        that the loss reads, ``reward``, ``terminated`` and, if there is one, ``truncated``
+        ``[B, L, 1]`` are read under ``"next"``.
         """
         keys = self.tensor_keys
+        tensordict = self.packed(tensordict)
         valid = self._valid_transitions(tensordict)
         with self._acting():
             context = encode(self.encoder, tensordict)[keys.context]
@@ -205,7 +213,9 @@ class SequencePPOLoss(SequenceLoss):
         reward = self._outcome(tensordict, "reward")
         reward = torch.where(valid, self.reward_multiplier * reward, 0.0)
         terminated = self._outcome(tensordict, "terminated")
-        truncated = self._outcome(tensordict, "truncated")
+        truncated = torch.zeros_like(terminated)
+        if unravel_key(("next", self.tensor_keys.truncated)) in tensordict.keys(True):
+            truncated = self._outcome(tensordict, "truncated")
         # A trajectory may also end in the batch without being done: where the next transition is
         # invalid, and at the end of the sequence.
         is_last = torch.ones_like(valid)
@@ -237,7 +247,13 @@ class SequencePPOLoss(SequenceLoss):
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Compute the terms and metrics of ``ClipPPOLoss`` for an annotated batch ``[B, L]``."""
+        tensordict = self.packed(tensordict)
         valid = self._valid_transitions(tensordict)
+        names = sorted(map(str, tensordict.keys()))
+        is_annotated = tensordict.get(self.tensor_keys.value_target, None) is not None
+        condition = f"hold {self.tensor_keys.value_target!r}"
+        remedy = "pass the batch that annotate(batch) returns"
+        require("SequencePPOLoss", "the batch", names, is_annotated, condition, remedy=remedy)
         with self._acting():
             context = encode(self.encoder, tensordict)[self.tensor_keys.context]
             decisions = self._decisions(tensordict, context, valid)

@@ -41,7 +41,7 @@ from yamame.losses.policy_values import (
     sample_policy,
     straight_through,
 )
-from yamame.losses.sequence import ARRIVAL, DEPARTURE, SequenceActorCriticLoss
+from yamame.losses.sequence import ARRIVAL, DEPARTURE, SequenceActorCriticLoss, check_size
 
 CloningFilter = Literal["binary", "exponential", "none"]
 DiscreteGradient = Literal["expectation", "straight_through"]
@@ -112,8 +112,8 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         target_tau: Polyak coefficient in (0, 1]: ``target = (1 - tau) target + tau online``.
 
     Raises:
-        ArgumentError: A setting is out of its range, a head has another number of discounts, or a
-            batch holds no valid transition.
+        ArgumentError: A setting is out of its range, a head has other discounts, or a batch holds
+            no valid transition or no sequences.
 
     >>> from tensordict.nn import TensorDictModule
     >>> from torchrl.data import Categorical
@@ -187,6 +187,11 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         condition = "be 'expectation' where actions are continuous"
         require(owner, "discrete_gradient", gradient, suits, condition)
 
+        num_gammas = len(self.discounts)
+        check_size(owner, "returns", self.returns, "num_gammas", num_gammas, "the gammas")
+        num_outputs = getattr(self.returns, "num_outputs", 1)
+        check_size(owner, "critic", self.critic_network, "num_outputs", num_outputs, "returns")
+
         if self.critic_network is None:
             users = self._critic_users
             condition = f"not be None (num_critics 0) with {' and '.join(users)}"
@@ -233,7 +238,8 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Compute the terms and metrics of one batch of sequences [B, L]."""
+        """Compute the terms and metrics of a batch [B, L], or of a rollout [*, T]."""
+        tensordict = self.packed(tensordict)
         valid = self._valid_transitions(tensordict)
         all_actor_context, all_critic_context = self._contexts(self.encoder, tensordict)
         actor_context = all_actor_context[:, DEPARTURE]

@@ -5,7 +5,13 @@ that leaves t (see :mod:`yamame.replay`): the encoder's keys, ``action`` [B, L, 
 ``("next", "reward")`` [B, L, 1], ``("next", "terminated")`` bool [B, L, 1], ``mask`` bool [B, L, 1]
 (a real timestep), ``is_init`` bool [B, L, 1] (a new trajectory starts) and, if the environment has
 one, ``action_mask`` bool [B, L, A]. The T = L - 1 transitions join neighbouring timesteps. Numbers
-in invalid transitions change nothing, but must be finite. The batch is not modified.
+in invalid transitions change nothing, but must be finite. The batch is not modified. Without
+``mask``, all timesteps are real.
+
+A batch in TorchRL's layout [*, T], with the observation after each step under ``"next"``, is packed
+first (`yamame.replay.pack`): batches of collectors, samples of ``SliceSampler``, flat or reshaped,
+and ``split_trajectories``. It is split at ends of episodes, and no transition is lost. This reads
+the ends, so on a GPU it waits for the device; batches packed beforehand do not.
 """
 
 import copy
@@ -13,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
@@ -29,6 +36,9 @@ from yamame.distributed import all_reduce
 from yamame.execution.capturing import capturing
 from yamame.losses.functional import transition_mask
 from yamame.normalization import LARGEST
+from yamame.replay.packing import find_pieces, pack_pieces
+from yamame.replay.pieces import packed_pieces
+from yamame.rollouts import INIT_REMEDY, is_rollout
 from yamame.trajectory.sigma import power_iteration, sigma_layers
 
 DEPARTURE = slice(None, -1)
@@ -74,6 +84,57 @@ class SequenceLoss(LossModule):
         terminated = unravel_key(("next", keys.terminated))
         own = [keys.action, reward, terminated, keys.mask, keys.is_init, keys.action_mask]
         return list(dict.fromkeys([*self.encoder.in_keys, *own]))
+
+    def packed(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return a batch as packed sequences [B, L] with ``mask`` and ``is_init``.
+
+        Args:
+            tensordict: Packed batch [B, L], or rollout [*, T].
+
+        Raises:
+            ArgumentError: The batch has other dimensions, no ``is_init``, or ends of episodes that
+                its layout does not show.
+        """
+        if capturing():
+            return tensordict
+        keys = self.tensor_keys
+        owner = type(self).__name__
+        if is_rollout(tensordict):
+            tensordict = self._pack(tensordict)
+        shape = list(tensordict.batch_size)
+        remedy = "reshape it; rollouts with the observations under 'next' may be flat"
+        require(owner, "the batch", shape, len(shape) == 2, "be [B, L]", remedy=remedy)
+        held = tensordict.keys(True)
+        if keys.mask == "mask" and "mask" not in held:
+            real = torch.ones(*shape, 1, dtype=torch.bool, device=tensordict.device)
+            tensordict = tensordict.copy().set("mask", real)
+        if keys.is_init == "is_init":
+            has_starts = "is_init" in held
+            names = sorted(map(str, tensordict.keys()))
+            remedy = f"it marks where an episode begins: {INIT_REMEDY}"
+            require(owner, "the batch", names, has_starts, "hold 'is_init'", remedy=remedy)
+        done = tensordict.get(("next", "done"), None)
+        if done is not None and done.is_cpu:
+            # Without the observation after an end, its transition would be left out in silence.
+            real = _flat(tensordict, keys.mask).bool()
+            packed_pieces(tensordict, real, owner=owner, is_init=keys.is_init)
+        return tensordict
+
+    def _pack(self, rollout: TensorDictBase) -> TensorDictBase:
+        """Pack a rollout [*, T]."""
+        keys = self.tensor_keys
+        for key, name in ((keys.mask, "mask"), (keys.is_init, "is_init")):
+            value = rollout.get(key, None)
+            if key != name and value is not None:
+                rollout = rollout.copy().set(name, value)
+        pieces = find_pieces(rollout, owner=type(self).__name__)
+        packed = pack_pieces(rollout, pieces)
+        if keys.mask != "mask":
+            packed.set(keys.mask, packed["mask"])
+        if packed.get(keys.is_init, None) is None:
+            # Each row holds one trajectory.
+            packed.set(keys.is_init, torch.zeros_like(packed["mask"]))
+        return packed
 
     def _valid_transitions(self, tensordict: TensorDictBase) -> Tensor:
         """Mark the transitions [B, T] that join two real timesteps of one trajectory.
@@ -122,6 +183,24 @@ class SequenceLoss(LossModule):
         if mask is None:
             return None
         return mask[:, which].bool() | ~needed.unsqueeze(-1)
+
+
+def check_size(
+    owner: str, name: str, part: nn.Module | None, attribute: str, expected: int, of: str
+) -> None:
+    """Raise if a part declares another size than the rest of a loss has.
+
+    Args:
+        owner: Class of the loss.
+        name: Argument that the part is.
+        part: Module; custom ones may lack the attribute.
+        attribute: Name of the size.
+        expected: Size of the rest.
+        of: Rest, in words.
+    """
+    size = getattr(part, attribute, expected)
+    condition = f"be {expected} as of {of}"
+    require(owner, f"{name}.{attribute}", size, size == expected, condition)
 
 
 def encode(encoder: TensorDictModuleBase, tensordict: TensorDictBase) -> TensorDictBase:
@@ -180,6 +259,7 @@ class SequenceActorCriticLoss(SequenceLoss):
         self.register_buffer("gammas", on_device, persistent=False)
         self.actor_network = actor
         self.critic_network = critic
+        self._check_heads()
         # `LossModule.parameters` leaves out names that begin with "_target", so an optimizer never
         # receives the target copies.
         self._targets = copy.deepcopy(self._followed()).requires_grad_(False).eval()
@@ -257,6 +337,20 @@ class SequenceActorCriticLoss(SequenceLoss):
             raw = critic(*inputs)
         self._check_gammas("critic", raw)
         return raw.float()
+
+    def _check_heads(self) -> None:
+        """Raise if a head declares other discounts or actions than the loss has."""
+        owner = type(self).__name__
+        for name, head in (("actor", self.actor_network), ("critic", self.critic_network)):
+            check_size(owner, name, head, "num_gammas", len(self.discounts), "the gammas")
+        critic = self.critic_network
+        num_actions = self.action_space.encoded_size
+        check_size(owner, "critic", critic, "num_actions", num_actions, "the action space")
+        gammas = list(getattr(critic, "gammas", self.discounts))
+        condition = f"be those of the loss, {list(self.discounts)}"
+        # Some configurations hold them in single precision.
+        is_same = bool(np.allclose(gammas, self.discounts, rtol=0, atol=1e-6))
+        require(owner, "critic.gammas", gammas, is_same, condition)
 
     def _check_gammas(self, head: str, output: Tensor) -> None:
         shape = tuple(output.shape)

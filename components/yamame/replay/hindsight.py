@@ -42,6 +42,10 @@ class RelabelKeys:
     success: NestedKey = ("next", "success")
     is_init: NestedKey = "is_init"
 
+    def ends(self) -> list[NestedKey]:
+        """Return the keys of the flags that mark the end of an episode."""
+        return [self.done, self.terminated, self.truncated]
+
     def needed(self) -> list[NestedKey]:
         """Return the keys that a batch must hold."""
         return [

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from yamame.replay.packing import join
+from yamame.replay.packing import join, pack
+from yamame.rollouts import is_rollout
 
 
 class OnPolicyBuffer:
@@ -30,8 +31,8 @@ class OnPolicyBuffer:
         return sum(len(trajectories) for trajectories in self._held)
 
     def extend(self, data: TensorDictBase) -> None:
-        """Append right-padded trajectories ``[E, L]`` with ``mask``."""
-        self._held.append(data)
+        """Append right-padded trajectories ``[E, L]`` with ``mask``, or rollouts ``[*, T]``."""
+        self._held.append(pack(data) if is_rollout(data) else data)
 
     def take(self) -> TensorDict:
         """Remove and return all trajectories ``[E, L]``, in order.
@@ -58,7 +59,10 @@ def minibatches(
         size: Trajectories per minibatch; the last one may have fewer.
         generator: Generator of the order; None: torch's global one.
     """
-    lengths = batch.get("mask").reshape(batch.shape).sum(-1)
+    mask = batch.get("mask").reshape(batch.shape)
+    # Relabelled trajectories that share a row may leave padding between them.
+    after = torch.arange(1, batch.shape[1] + 1, device=mask.device)
+    lengths = (mask * after).amax(-1)
     # Drawn on the CPU, so that a seed has the same order on every device.
     order = torch.randperm(len(lengths), generator=generator).to(lengths.device)
     for chosen in order.split(size):

@@ -17,8 +17,11 @@ from torch import Tensor
 from yamame.checks import Bounds, UnitInterval, check_bounds, require, require_choice
 from yamame.goals import GOAL_PAD, completion_times, num_goals, view
 from yamame.replay.frequencies import GoalFrequencies
-from yamame.replay.gather import BatchTransform
+from yamame.replay.gather import BatchTransform, gather_timesteps, scatter_timesteps
 from yamame.replay.hindsight import RelabelKeys, eligible, merge, rewrite
+from yamame.replay.packing import find_pieces, gather_steps, pack, pack_pieces, unpack_pieces
+from yamame.replay.pieces import Pieces, packed_pieces
+from yamame.rollouts import is_rollout
 
 REMEDY = (
     "set other names with keys={'goal': ..., 'achieved': ...}; trajectories without goals cannot "
@@ -46,6 +49,13 @@ class Relabel(BatchTransform):
     which they were drawn, never after it. A trajectory that completes its new instruction ends
     there (``terminated``), and later timesteps become zero padding; the batch is trimmed to its
     longest trajectory. With h = 0, which includes completed instructions, nothing changes.
+
+    Trajectories are relabelled one by one, also where a row holds several. Each receives goals that
+    it has achieved itself, an unfinished one those achieved so far. A batch in TorchRL's layout
+    ``[*, T]``, with the observations after each step under ``"next"``, is split as by
+    `yamame.replay.pack`, and returned in its own shape: steps after a new end become zero, and
+    ``mask`` is False there. In such a batch, and in rows of several trajectories, those whose
+    beginning is missing keep their instructions.
 
     With ``held_out``, no trajectory receives an instruction that is held out for evaluation: it is
     drawn again, up to 8 times, then the trajectory keeps its own instruction, also with
@@ -79,7 +89,8 @@ class Relabel(BatchTransform):
 
     Raises:
         ArgumentError: The strategy or a key is unknown, or a number is out of range; in use, the
-            batch lacks an entry or does not hold whole trajectories.
+            batch lacks an entry, holds no whole trajectory, or marks the end of an episode where
+            its layout does not show what follows.
 
     >>> from tensordict import TensorDict
     >>> flag = torch.zeros(1, 4, 1, dtype=torch.bool)
@@ -133,18 +144,58 @@ class Relabel(BatchTransform):
         self.generator = generator
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the relabelled trajectories in a new batch ``[B, L']``, L' <= L."""
+        """Return the relabelled trajectories in a new batch.
+
+        A batch ``[B, L]`` of one trajectory in each row is trimmed to its longest trajectory; other
+        batches keep their shape.
+        """
         may_change = self.strategy != "none" or self.single_goal
         if not (may_change or self.hide_future_goals):
             return tensordict.copy()
+        if is_rollout(tensordict):
+            return self._relabel_rollout(tensordict)
         shape = list(tensordict.batch_size)
         require("Relabel", "batch_size", shape, len(shape) == 2, "be [B, L], of whole trajectories")
+        batch = self._with_mask(tensordict)
+        pieces = self._pieces(batch)
+        if pieces is None:
+            return self._relabel(batch)
 
+        parts = gather_timesteps(batch, pieces.source, pieces.real)
+        relabelled = self._relabel(parts, is_whole=self._is_whole(parts))
+        return scatter_timesteps(relabelled, batch, pieces)
+
+    def _relabel_rollout(self, rollout: TensorDictBase) -> TensorDictBase:
+        """Relabel trajectories in TorchRL's layout ``[*, T]``."""
+        keys = self.keys
+        mask = rollout.get(keys.mask, None)
+        if mask is not None and keys.mask != "mask":
+            rollout = rollout.copy().set("mask", mask)
+        pieces = find_pieces(rollout, ends=keys.ends(), owner="Relabel")
+        packed = pack_pieces(rollout, pieces)
+        done = rollout.get(keys.done, None)
+        if done is not None:
+            packed.set(keys.done, gather_steps(done, rollout, pieces))
+        if keys.mask != "mask":
+            packed.rename_key_("mask", keys.mask)
+        relabelled = self._relabel(packed, is_whole=self._is_whole(packed))
+        return unpack_pieces(relabelled, rollout, pieces, keys.mask)
+
+    def _relabel(
+        self, tensordict: TensorDictBase, is_whole: Tensor | None = None
+    ) -> TensorDictBase:
+        """Relabel a batch ``[B, L]`` of one right-padded trajectory in each row.
+
+        Args:
+            tensordict: Packed trajectories, with ``mask``.
+            is_whole: ``[B]`` bool, trajectories that may receive another instruction; None if all
+                must be whole.
+        """
         batch, without_slots = self._add_slots(tensordict)
         # A shallow copy: entries that change are replaced, not written to.
         out = batch.copy()
-        if may_change:
-            instruction, changed = self._choose(batch)
+        if self.strategy != "none" or self.single_goal:
+            instruction, changed = self._choose(batch, is_whole)
             if changed.any():
                 out = rewrite(batch, instruction, changed, self.keys, radius=self.radius)
         if self.hide_future_goals:
@@ -157,8 +208,39 @@ class Relabel(BatchTransform):
             out.set(key, out.get(key).squeeze(-2))
         return out
 
+    def _pieces(self, batch: TensorDictBase) -> Pieces | None:
+        """Find the trajectories of a packed batch; None if each row holds one."""
+        real = batch.get(self.keys.mask).reshape(batch.shape).bool()
+        return packed_pieces(
+            batch, real, owner="Relabel", is_init=self.keys.is_init, ends=self.keys.ends()
+        )
+
+    def _is_whole(self, trajectories: TensorDictBase) -> Tensor:
+        """Return the trajectories ``[B]`` bool that begin with the start of their episode.
+
+        Raises:
+            ArgumentError: There is none.
+        """
+        is_whole = torch.ones(len(trajectories), dtype=torch.bool, device=trajectories.device)
+        is_init = trajectories.get(self.keys.is_init, None)
+        if is_init is not None:
+            is_whole = is_whole & is_init[:, 0].flatten().bool()
+        # Samplers may set `is_init` at the beginning of each slice.
+        step_index = trajectories.get("step_index", None)
+        if step_index is not None:
+            is_whole = is_whole & (step_index[:, 0].flatten() == 0)
+        self._require_starts(bool(is_whole.any()))
+        return is_whole
+
+    def _with_mask(self, batch: TensorDictBase) -> TensorDictBase:
+        """Complete a batch by a mask if it has none: all timesteps are real."""
+        if batch.get(self.keys.mask, None) is not None:
+            return batch
+        real = torch.ones(*batch.shape, 1, dtype=torch.bool, device=batch.device)
+        return batch.copy().set(self.keys.mask, real)
+
     def _add_slots(self, batch: TensorDictBase) -> tuple[TensorDictBase, list[NestedKey]]:
-        """Complete a batch: add slots to goals without slots, and missing masks.
+        """Complete a batch: add slots to goals without slots, and a missing mask of goals.
 
         Returns:
             New batch, and the keys of goals that had no slots.
@@ -188,9 +270,6 @@ class Relabel(BatchTransform):
         achieved = batch.get(keys.achieved, None)
         if achieved is not None and batch.get(keys.achieved_mask, None) is None:
             batch.set(keys.achieved_mask, torch.ones_like(achieved[..., 0], dtype=torch.bool))
-        if batch.get(keys.mask, None) is None:
-            real = torch.ones(*batch.shape, 1, dtype=torch.bool, device=batch.device)
-            batch.set(keys.mask, real)
         return batch, without_slots
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -199,19 +278,34 @@ class Relabel(BatchTransform):
         return tensordict
 
     def count_goals(self, trajectories: TensorDictBase) -> None:
-        """Count the goals of whole trajectories ``[B, L]`` for ``rarity``.
+        """Count the goals of whole trajectories for ``rarity``.
 
         To be called once for each trajectory that may be sampled.
         """
         if self.rarity is None:
             return
-        batch, _ = self._add_slots(trajectories)
+        if is_rollout(trajectories):
+            packed = pack(trajectories)
+            if self.keys.mask != "mask":
+                packed.rename_key_("mask", self.keys.mask)
+        else:
+            packed = self._with_mask(trajectories)
+            pieces = self._pieces(packed)
+            if pieces is not None:
+                packed = gather_timesteps(packed, pieces.source, pieces.real)
+        batch, _ = self._add_slots(packed)
         needed = [self.keys.achieved, self.keys.achieved_mask, self.keys.mask]
         achieved, achieved_mask, mask = self.entries(batch, needed, remedy=REMEDY)
         self.rarity.update(achieved, achieved_mask, mask)
 
-    def _choose(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+    def _choose(
+        self, batch: TensorDictBase, is_whole: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Choose instructions, none of which is held out.
+
+        Args:
+            batch: ``[B, L]``.
+            is_whole: As for `_relabel`.
 
         Returns:
             New instructions ``[B, K, d]``, and which trajectories ``[B]`` have one.
@@ -220,10 +314,13 @@ class Relabel(BatchTransform):
             batch, self.keys.needed(), remedy=REMEDY
         )
         mask = mask.reshape(goal.shape[:2])
-        self._check_starts(batch, mask)
+        if is_whole is None:
+            self._check_starts(batch, mask)
 
         valid = achieved_mask & mask.unsqueeze(-1)
         instruction, changed = self._propose(goal[:, 0], achieved, valid)
+        if is_whole is not None:
+            changed = changed & is_whole
         if self.held_out is None:
             return instruction, changed
 
@@ -243,7 +340,9 @@ class Relabel(BatchTransform):
         is_init = batch.get(self.keys.is_init, None)
         if is_init is None:
             return
-        is_whole = not bool((mask[:, 0] & ~is_init[:, 0].flatten()).any())
+        self._require_starts(not bool((mask[:, 0] & ~is_init[:, 0].flatten()).any()))
+
+    def _require_starts(self, is_whole: bool) -> None:
         remedy = "relabel whole trajectories, before any transform that cuts windows"
         condition = "be True at the first timestep"
         require("Relabel", repr(self.keys.is_init), False, is_whole, condition, remedy=remedy)

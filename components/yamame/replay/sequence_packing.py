@@ -34,7 +34,8 @@ class SequencePacking(BatchTransform):
         longest: Timesteps of the longest possible trajectory; None if unknown.
 
     Raises:
-        ArgumentError: A number is below 1; in use, the batch lacks ``mask`` or ``is_init``.
+        ArgumentError: A number is below 1; in use, the batch lacks ``mask`` or ``is_init``, or
+            is not packed.
 
     >>> from tensordict import TensorDict
     >>> mask = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]]).bool()
@@ -63,7 +64,10 @@ class SequencePacking(BatchTransform):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return a new batch ``[B', L']``, where L' is the longest length, rounded up."""
         mask, _ = self.entries(tensordict, ["mask", "is_init"])
-        lengths = mask.reshape(tensordict.shape).sum(-1)
+        self.check_shape(tensordict)
+        mask = mask.reshape(tensordict.shape)
+        self.check_packed(tensordict, mask)
+        lengths = mask.sum(-1)
         # One transfer from the device: the loop below reads every length.
         sizes = lengths.tolist()
         sequences, num_rows, num_columns = self.plan(sizes)

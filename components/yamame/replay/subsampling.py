@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from yamame.checks import PositiveInt, check_bounds
+from yamame.checks import PositiveInt, check_bounds, require
 from yamame.keys import ARRIVAL
 from yamame.replay.gather import BatchTransform, clear_transitions, gather_timesteps
 
@@ -29,7 +29,8 @@ class TrialSubsampling(BatchTransform):
         generator: Generator of all draws; None: torch's global one.
 
     Raises:
-        ArgumentError: A number is below 1; in use, the batch lacks ``trial_start``.
+        ArgumentError: A number is below 1; in use, the batch lacks ``trial_start``, is not packed,
+            or holds several episodes in a row.
     """
 
     @check_bounds
@@ -44,8 +45,12 @@ class TrialSubsampling(BatchTransform):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the retained timesteps ``[B, L']`` in a new batch."""
         mask, starts = self.entries(tensordict, ["mask", "trial_start"])
+        self.check_shape(tensordict)
         shape = tensordict.shape
-        step, real = self._choose(mask.reshape(shape), starts.reshape(shape))
+        mask = mask.reshape(shape)
+        self.check_packed(tensordict, mask)
+        self._check_one_episode(tensordict, mask)
+        step, real = self._choose(mask, starts.reshape(shape))
         first = shape[1] * torch.arange(len(step), device=step.device)
         source = first.unsqueeze(-1) + step
         out = gather_timesteps(tensordict, source, real)
@@ -67,6 +72,16 @@ class TrialSubsampling(BatchTransform):
         if "time" in out.keys():
             out.set("time", (index / self.length).to(out.get("time").dtype))
         return clear_transitions(out, real.sum(-1) - 1)
+
+    def _check_one_episode(self, batch: TensorDictBase, mask: Tensor) -> None:
+        """Raise if an episode begins within a row: its trials are not those of the one before."""
+        is_init = batch.get("is_init", None)
+        if is_init is None or not mask.is_cpu:
+            return
+        is_one = not bool((is_init.reshape(mask.shape) & mask)[:, 1:].any())
+        got = "another episode within a row"
+        remedy = "split rows at ends of episodes with yamame.replay.pack(rollout)"
+        require("TrialSubsampling", "a row", got, is_one, "hold one episode", remedy=remedy)
 
     def _choose(self, mask: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the timesteps to retain ``[B, L']``, and return which of them are real."""

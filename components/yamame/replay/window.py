@@ -39,7 +39,7 @@ class Window(BatchTransform):
 
     Raises:
         ArgumentError: ``length`` is below 1 or ``padding`` unknown; in use, the batch lacks
-            ``mask``.
+            ``mask`` or is not packed.
 
     >>> from tensordict import TensorDict
     >>> mask = torch.ones(1, 5, 1, dtype=torch.bool)
@@ -67,8 +67,11 @@ class Window(BatchTransform):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return windows ``[B, L']`` in a new batch, where L' is the longest of them."""
         (mask,) = self.entries(tensordict, ["mask"])
+        self.check_shape(tensordict)
         batch, num_steps = tensordict.shape
-        num_transitions = mask.reshape(batch, num_steps).sum(-1) - 1
+        mask = mask.reshape(batch, num_steps)
+        self.check_packed(tensordict, mask)
+        num_transitions = mask.sum(-1) - 1
         begin, end = draw_windows(num_transitions, self.length, self.padding, self.generator)
 
         longest = int((end - begin).max())

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from yamame.checks import SettingError
+from yamame.files.paths import check_tree
 from yamame.training.learner import Learner
 
 Row = dict[str, Any]
@@ -21,15 +22,16 @@ def bundle_file(path: Path) -> Path:
     """Return the file of a bundle, given the file or its directory.
 
     Raises:
-        UsageError: There is no bundle.
+        UsageError: There is no bundle, or its directory holds a link or a pipe.
     """
     file: Path | None = path
     if path.is_dir():
+        check_tree(path)
         file = max(path.glob("step-*.pt"), default=None)
-    if file is None or not file.is_file():
+    if file is None or not file.exists():
         condition = "be a bundle, as runs write them to <run>/nonfinite"
         raise SettingError("bundle", str(path), condition)
-    return file
+    return file.resolve()  # a file that was typed may be a link
 
 
 def recompute(learner: Learner, batch: TensorDictBase) -> dict[str, dict[str, Tensor]]:

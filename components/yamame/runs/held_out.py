@@ -13,7 +13,7 @@ from yamame.evaluation.held_out import MemoryReset
 from yamame.evaluation.result import concatenate
 from yamame.runs.build import build_env
 from yamame.system import signals
-from yamame.system.messages import print_stderr
+from yamame.system.messages import OutsideError, print_stderr
 
 _VIDEO_EPISODES = 4
 
@@ -56,10 +56,10 @@ def render_held_out(cfg: AnyConfig, policy: InContextPolicy) -> NDArray | None:
         Frames of a video; None, with a message, if the environment has no pictures.
     """
     evaluation = cfg.evaluation
-    with ExitStack() as exits:
-        env = build_env(cfg, num_envs=1, seed=evaluation.seed, held_out=True)
-        exits.callback(lambda: None if env.is_closed else env.close())
-        try:
+    try:
+        with ExitStack() as exits:
+            env = build_env(cfg, num_envs=1, seed=evaluation.seed, held_out=True)
+            exits.callback(lambda: None if env.is_closed else env.close())
             return render_video(
                 policy,
                 env,
@@ -68,9 +68,9 @@ def render_held_out(cfg: AnyConfig, policy: InContextPolicy) -> NDArray | None:
                 greedy=evaluation.greedy,
                 seed=evaluation.seed,
             )
-        except NotImplementedError as error:
-            print_stderr(f"no video: {error}")
-            return None
+    except (NotImplementedError, OutsideError) as error:
+        print_stderr(f"no video: {error}")
+        return None
 
 
 def score(result: EvaluationResult) -> float:

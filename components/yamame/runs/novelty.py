@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from torchrl.envs import EnvBase
 
@@ -14,6 +15,7 @@ from yamame.cli.nodes import plain, select, target_of
 from yamame.cli.sections import AnyConfig
 from yamame.cli.validation import parameters_of
 from yamame.files.config import flatten
+from yamame.files.paths import read_regular
 from yamame.replay.disk.files import read_manifests
 from yamame.runs.earlier import complete_env
 from yamame.system.messages import print_stderr
@@ -22,6 +24,8 @@ NOTHING = "new seeds; training may meet the same tasks"
 """Text for evaluations in which nothing but seeds is known to be new."""
 IN_DATA, RELABELLED = "unless its data have met them", "unless relabelling has met them"
 
+_LARGEST_CONFIG = 2**22
+"""Bytes of a configuration."""
 _SPLIT = ("split", "split_by")
 _NO_TASKS = ("seed", "num_envs", "device", "workers")
 """Settings that change neither the tasks of an environment nor its rules."""
@@ -221,11 +225,15 @@ def _config_of(folder: Path) -> dict[str, Any] | None:
     # Trajectories are in <run>/replay, with several ranks one level below.
     for directory in (folder, *list(folder.parents)[:2]):
         file = directory / "config.yaml"
-        if not file.is_file():
+        if not os.path.lexists(file):
             continue
         try:
+            text = read_regular(file, most=_LARGEST_CONFIG).decode()
+            # A few aliases of aliases would become billions of values; none is ever written.
+            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+                return None
             # Interpolations of a file stay as they are: they could read the environment.
-            config: Any = OmegaConf.to_container(OmegaConf.load(file))
+            config: Any = OmegaConf.to_container(OmegaConf.create(text))
         except Exception:  # a damaged file makes the parser raise almost anything
             return None
         is_run = isinstance(config, dict) and isinstance(config.get("env"), dict)

@@ -17,6 +17,7 @@ from yamame.evaluation.intervals import with_width
 from yamame.evaluation.result import described
 from yamame.runs.callbacks import Callback
 from yamame.runs.state import RunState
+from yamame.system.messages import discard_stdout
 from yamame.training.progress import RECENT
 
 _FEWEST = 10
@@ -53,6 +54,15 @@ class _Speeds:
     """Share of the time that the learner has waited for the collector."""
 
 
+class _Console(Console):
+    """Console whose output may lose its reader, as in ``yamame train | head``."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the run go on; rich would end the process."""
+        self.quiet = True
+        discard_stdout()
+
+
 class ProgressBar(Callback):
     """Shows the progress of a run.
 
@@ -76,7 +86,7 @@ class ProgressBar(Callback):
         clock: Callable[[], float] = time.monotonic,
     ):
         self.interval_s = interval_s
-        self._console = Console(file=sys.stdout if stream is None else stream)
+        self._console = _Console(file=sys.stdout if stream is None else stream)
         self._clock = clock
         self._has_logged = False
         self._last: _Reading | None = None

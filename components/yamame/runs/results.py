@@ -2,7 +2,6 @@
 
 import contextlib
 import shlex
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ from yamame.report.terminal import print_columns
 from yamame.runs.held_out import render_held_out
 from yamame.runs.state import RunState
 from yamame.system.installed import recipe_command
-from yamame.system.messages import OutsideError, print_stderr
+from yamame.system.messages import add_note, print_stderr, print_stdout
+from yamame.system.user_code import formatted, is_failure
 from yamame.tracking.summary import Status, build_summary, versions
 
 
@@ -82,13 +82,17 @@ def _save_model(run: RunState, folder: Path) -> None:
 
 
 def write_traceback(run: RunState, error: BaseException | None) -> None:
-    """Write the traceback of a failed disk or simulator, of which users see one line."""
-    if isinstance(error, OSError | OutsideError):
-        error.add_note("once that is fixed, resume=true continues the run")
-        path = run.path / "error.txt"
-        with contextlib.suppress(OSError):  # the disk may be what failed
-            path.write_text("".join(traceback.format_exception(error)))
-            error.add_note(f"the traceback is in {path}")
+    """Write the traceback of an error to ``error.txt``, and add a note about that to the error.
+
+    A mistake in the configuration has none, and neither has a request to end the process.
+    """
+    if error is None or isinstance(error, UsageError) or not is_failure(error):
+        return
+    path = run.path / "error.txt"
+    with contextlib.suppress(Exception):  # the disk may be what failed
+        path.write_text(formatted(error), encoding="utf-8", errors="backslashreplace")
+        add_note(error, f"the traceback is in {path}")
+        error.traceback_file = path  # type: ignore[attr-defined]
 
 
 def write_config(run: RunState) -> None:
@@ -170,7 +174,8 @@ def write_summary(run: RunState, status: Status) -> None:
     if is_part():
         name = "return_mean" if summary["success"] is None else "success"
         result = "not evaluated" if summary[name] is None else f"{name} {summary[name]:.3f}"
-        print(f"{run.name}: {status.lower()}, {result}, {summary['cpu_s']:.0f} CPU-s, {path}")
+        cost = f"{summary['cpu_s']:.0f} CPU-s"
+        print_stdout(f"{run.name}: {status.lower()}, {result}, {cost}, {path}")
         return
 
     if not is_job():  # a sweep prints a table of its jobs
@@ -182,8 +187,8 @@ def write_summary(run: RunState, status: Status) -> None:
         print_columns(run.name, rows)
         steps = next_steps(run, status)
         if steps:
-            print("\n".join(["next:", *(f"  {step}" for step in steps)]))
-    print(path)
+            print_stdout("\n".join(["next:", *(f"  {step}" for step in steps)]))
+    print_stdout(path)
 
 
 def _whole(number: float | None) -> int | None:

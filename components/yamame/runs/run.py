@@ -21,6 +21,7 @@ from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
 from yamame.files.run_directory import RunDirectory
+from yamame.files.trust_record import record_run
 from yamame.report.expected import Expected
 from yamame.runs import machine, results, resuming
 from yamame.runs.build import build_callbacks
@@ -31,7 +32,8 @@ from yamame.runs.novelty import what_is_new
 from yamame.runs.state import RunState
 from yamame.system import signals
 from yamame.system.budget import Budget
-from yamame.system.messages import OutsideError, one_line, print_stderr
+from yamame.system.messages import add_note, one_line, print_stderr
+from yamame.system.user_code import blame, is_failure
 from yamame.tracking.costs import CostMeter
 from yamame.tracking.summary import run_status
 from yamame.training import GlobalRNGState
@@ -62,9 +64,9 @@ class Run(RunState):
                 run.evaluate_and_save()
             objective = run.finish()
 
-    Before `begin`, an error leaves the directory as it was, and a ``ValueError`` of a part is
-    raised as a `UsageError`. From then on ``summary.json`` and the tracker have the status of the
-    run, however it ends.
+    Before `begin`, an error leaves the directory as it was, and a ``ValueError`` that no user code
+    raised becomes a `UsageError`. From then on ``summary.json`` and the tracker have the status of
+    the run, however it ends, and ``error.txt`` the traceback of an error.
 
     A session is the part of a run in one process. A signal to end it (`yamame.system.signals`)
     takes effect in `begin`, `ended`, `exit_if_received` and evaluations.
@@ -227,6 +229,7 @@ class Run(RunState):
             results.write_config(self)
             results.reopen_summary(self)
             results.warn_changes(self, checkpoint)
+        record_run(self.path, self.config)
         (self.path / "error.txt").unlink(missing_ok=True)
 
     @property
@@ -422,11 +425,20 @@ class Run(RunState):
                 self._claim.close()
             finally:
                 if self.directory.begun:
-                    self.callbacks.call_all(self, "on_end")
+                    self._call_on_end()
         if self.directory.begun or isinstance(error, UsageError):
             return
-        if isinstance(error, ValueError):  # a mistake, of a class that does not use yamame.checks
+        # A mistake, of a class that does not use yamame.checks.
+        if isinstance(error, ValueError) and blame(error) is None:
             raise UsageError(one_line(error)) from error
+
+    def _call_on_end(self) -> None:
+        try:
+            self.callbacks.call_all(self, "on_end")
+        except Exception as error:
+            if distributed.is_rank0():
+                results.write_traceback(self, error)
+            raise
 
     def _close_and_summarize(
         self,
@@ -435,23 +447,25 @@ class Run(RunState):
         trace: TracebackType | None,
     ) -> None:
         """Close the tracker and the environments, then write ``summary.json``."""
-        status = run_status(error)
+        failure = error
         try:
             self.exits.__exit__(kind, error, trace)  # the tracker first, then environments
         except BaseException as raised:
-            # After a failed disk or simulator, a further error while closing is a consequence: it
-            # replaces neither the original error nor its status.
-            is_cause_known = isinstance(error, OSError | OutsideError)
-            if not (is_cause_known and isinstance(raised, Exception)):
-                status = run_status(raised)
+            # A further error while closing is a consequence of the failure before it: it replaces
+            # neither the original error nor its status.
+            is_consequence = error is not None and is_failure(error)
+            if not (is_consequence and isinstance(raised, Exception)):
+                failure = raised
                 raise
         finally:
             if self.directory.begun and distributed.is_rank0():
-                results.write_traceback(self, error)
+                if failure is not None:
+                    add_note(failure, "once that is fixed, resume=true continues the run")
+                results.write_traceback(self, failure)
                 # The disk may be full, which must not hide an earlier error.
-                hidden = contextlib.nullcontext() if error is None else contextlib.suppress(OSError)
-                with hidden:
-                    results.write_summary(self, status)
+                hidden = () if failure is None else (Exception,)
+                with contextlib.suppress(*hidden):
+                    results.write_summary(self, run_status(failure))
 
     def _report_signal(self, error: signals.Terminated) -> None:
         """Print which signal has ended the run, once."""

@@ -17,6 +17,7 @@ from yamame.cli.validation import parameters_of, validated
 from yamame.deploy.build import load_weights
 from yamame.deploy.load import agent_folder, read_saved
 from yamame.deploy.sources import Which, read_checkpoint
+from yamame.files.trust_record import Recorded, recorded
 from yamame.files.trusted import check_file, prefixes_of, without_foreign_weights
 from yamame.runs.build import build_agent, build_env, check_device
 from yamame.runs.earlier import complete_env
@@ -130,18 +131,20 @@ def load_trained(
         trials: Settings of repeated trials to change.
         context_length: Timesteps of the agent's memory; None for the number in training.
         trust: Packages outside of Yamame whose classes and environments the run may name, as
-            ``["mylab."]``.
+            ``["mylab."]``. Runs of this user need none (`yamame.files.trust_record`).
 
     Raises:
         UsageError: The run or checkpoint is missing or damaged, a setting does not fit, or a class
             is named without trust.
     """
     given, weights, step = _read(source, checkpoint, tracking_uri)
-    _check_config(source, given, prefixes_of(trust))
+    own = recorded(source, given)
+    trust = [*trust, *own.packages]
+    _check_config(source, given, trust, own, env or {})
     # Every path in the configuration of a downloaded run is dropped before anything is built.
     config = dict(without_foreign_weights(given))
     config["device"] = check_device(device)
-    config["trust"] = list(trust)  # from the caller, never from the file
+    config["trust"] = trust  # from the caller and the user's record, never from the file
 
     known = parameters_of(target_of(OmegaConf.create(config).env))
     is_older = "split_by" in known and "split_by" not in config["env"]
@@ -177,8 +180,21 @@ def _read(
     return loaded.config, loaded.values["agent"], loaded.step
 
 
-def _check_config(source: str | Path, config: Any, trust: Sequence[str]) -> None:
+def _check_config(
+    source: str | Path,
+    config: Any,
+    trust: Sequence[str],
+    own: Recorded,
+    env: Mapping[str, Any],
+) -> None:
     """Check a configuration from a file, before anything of it is used.
+
+    Args:
+        source: The run, for messages.
+        config: Its configuration.
+        trust: Packages that may be named.
+        own: Trust recorded for the run.
+        env: Settings of the environment that the caller gives, in place of those in the file.
 
     Raises:
         UsageError: The configuration is incomplete, or names a class that a file may not name.
@@ -189,9 +205,29 @@ def _check_config(source: str | Path, config: Any, trust: Sequence[str]) -> None
         raise UsageError(
             f"{source} must be a checkpoint of a training run, it has no configuration"
         )
+    hint = None
+    if own.elsewhere:
+        names = " and ".join(f"{name} from {folder}" for name, folder in own.elsewhere.items())
+        hint = f"the run has imported {names}, start the command there or trust what is found here"
     with at_source(str(source)):
-        check_file(config, trust)
+        # Paths of pretrained weights in the file are dropped, not opened.
+        checked = without_foreign_weights({**config, "env": _without(config["env"], env)})
+        check_file(checked, prefixes_of(trust), files=own.files, hint=hint)
         validated(PlayedConfig, config)
+
+
+def _without(section: Any, given: Mapping[str, Any]) -> Any:
+    """Return a section of a configuration without the values that are given anew."""
+    if not isinstance(section, Mapping):
+        return section
+    kept = {}
+    for name, value in section.items():
+        new = given.get(name, ...)
+        if isinstance(new, Mapping):
+            kept[name] = _without(value, new)
+        elif new is ...:
+            kept[name] = value
+    return kept
 
 
 def load_from_options(source: str, options: Mapping[str, Any], key: str = "run") -> Trained:

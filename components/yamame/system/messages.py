@@ -47,7 +47,11 @@ def explain_missing(error: ModuleNotFoundError) -> str | None:
     return f"training needs the package {name}, run: pip install 'yamame[train]'"
 
 
-def one_line(error: BaseException, longest: int = 300) -> str:
+_LONGEST = 300
+"""Length of a message in a line, in characters."""
+
+
+def one_line(error: BaseException, longest: int = _LONGEST) -> str:
     """Return the message of an error in one line.
 
     Args:
@@ -60,12 +64,52 @@ def one_line(error: BaseException, longest: int = 300) -> str:
     'first xxxx ... xxxxx last'
     """
     text = " ".join(text_of(error).split()) or type(error).__name__
-    text = printable(text)
+    # Escapes are longer than their characters, and a message may have megabytes of them.
+    return _shortened(printable(_shortened(text, longest)), longest)
+
+
+def _shortened(text: str, longest: int) -> str:
     if len(text) <= longest:
         return text
     # The causes of an error are often at the end of its message.
     half = longest // 2
     return f"{text[:half]} ... {text[-half:]}"
+
+
+def described(error: BaseException) -> str:
+    """Return type and message of an error in one line.
+
+    >>> described(KeyError("map")), described(ValueError())
+    ("KeyError: 'map'", 'ValueError')
+    """
+    name = printable(type(error).__name__)
+    text = one_line(error)
+    return name if text == name else f"{name}: {text}"
+
+
+class Note(str):
+    """A note of Yamame about an error, unlike those of libraries."""
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to an error, unless the error takes none, as of a frozen dataclass."""
+    with contextlib.suppress(Exception):
+        error.add_note(Note(text))
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes that Yamame has added to an error.
+
+    >>> error = ValueError()
+    >>> add_note(error, "it is in runs/a")
+    >>> error.add_note("failed while executing module 1")
+    >>> notes_of(error)
+    ['it is in runs/a']
+    """
+    notes = getattr(error, "__notes__", None)
+    if not isinstance(notes, list):  # any code may set the attribute
+        return []
+    return [str(note) for note in notes if isinstance(note, Note)]
 
 
 def first_line(error: BaseException) -> str:
@@ -110,15 +154,28 @@ def print_stderr(line: object) -> None:
 
     Control characters are escaped. A standard error that is closed or full is no failure.
     """
+    if sys.stderr is None:  # Python would print on the standard output instead
+        return
     with contextlib.suppress(OSError, ValueError):
         print(printable(str(line)), file=sys.stderr)
 
 
-def print_stdout(text: str) -> None:
-    """Print on the standard output. A closed pipe, as of ``head``, is no failure."""
+def print_stdout(text: object) -> None:
+    """Print on the standard output.
+
+    One that is closed, as by ``head``, or full is no failure.
+    """
     try:
         print(text, flush=True)
     except BrokenPipeError:
+        discard_stdout()
+    except (OSError, ValueError):
+        pass  # a ValueError for a stream that was closed
+
+
+def discard_stdout() -> None:
+    """Let all later output on the standard output vanish: it has no reader any more."""
+    # A stream without a file, as in a notebook, is left alone.
+    with contextlib.suppress(OSError, ValueError):
         # Python flushes the standard output once more when it exits.
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

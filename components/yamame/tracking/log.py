@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from yamame.checks import UsageError, require
+from yamame.checks import require
+from yamame.files.paths import open_descriptor, open_regular
 from yamame.tracking.entries import MetricRecord as MetricRecord
 from yamame.tracking.entries import parse_metrics
 
 METRICS_FILE = "metrics.jsonl"
 _CHUNK = 2**16
+_LONGEST_LINE = 2**24
 
 
 class JsonLines:
@@ -30,18 +32,12 @@ class JsonLines:
         path: The file; created if missing.
 
     Raises:
-        UsageError: ``path`` is a link or not a regular file.
+        UnsafePathError: ``path`` is a link or not a regular file.
     """
 
     def __init__(self, path: Path) -> None:
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            message = f"{path} must be a file, not a link, pipe or directory"
-            raise UsageError(message, remedy="remove it")
         self.path = path
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        # A link that was made since the check makes this fail instead of leading elsewhere.
-        flags |= os.O_NOFOLLOW
-        self._file = os.open(path, flags, 0o644)
+        self._file = open_descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         size = os.fstat(self._file).st_size
         complete = _end_of_last_line(path)
         if complete < size:
@@ -88,7 +84,7 @@ def is_plain_file(path: Path) -> bool:
 def _end_of_last_line(path: Path) -> int:
     """Return the size of a file without a last line that has no end."""
     # From the end, because the log of a long run has hundreds of megabytes.
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - _CHUNK)
@@ -129,8 +125,9 @@ def read_metrics(directory: Path) -> Iterator[MetricRecord]:
         return
 
     last: dict[str, int] = {}
-    with path.open("rb") as file:
-        for line in file:
+    with open_regular(path) as file:
+        # A stranger's file may have a line without an end; its parts count as damaged lines.
+        for line in iter(lambda: file.readline(_LONGEST_LINE), b""):
             record = parse_metrics(line) if line.endswith(b"\n") else None
             if record is None:
                 continue

@@ -11,12 +11,13 @@ import os
 import re
 import sqlite3
 import sys
+import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import uuid4
 
 from yamame.checks import SettingError, UsageError
@@ -33,6 +34,8 @@ from yamame.tracking.summary import Status
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
+
+Answer = TypeVar("Answer")
 
 SQLITE = "sqlite:///"
 METRICS_PER_BATCH = 1000
@@ -310,8 +313,44 @@ def connect(tracking_uri: str) -> "MlflowClient":
         if database is not None and not database.exists():
             _create_database(database)
         client = MlflowClient(tracking_uri)
-        client.search_experiments(max_results=1)
+        _within_deadline(tracking_uri, lambda: client.search_experiments(max_results=1))
     return client
+
+
+def _within_deadline(tracking_uri: str, ask: Callable[[], Answer]) -> Answer:
+    """Return the answer of a store, or raise if it does not come in time.
+
+    The timeout of a request is that between two bytes, and a server may send one at a time for
+    ever.
+
+    Args:
+        tracking_uri: Store. A SQLite database is asked without a deadline.
+        ask: Makes one request.
+
+    Raises:
+        NoAnswerError: There is no whole answer within three times the timeout of a request.
+    """
+    if database_of(tracking_uri) is not None:
+        return ask()
+    seconds = 3 * float(os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"])
+    answers: list[Answer] = []
+    errors: list[BaseException] = []
+
+    def answer() -> None:
+        try:
+            answers.append(ask())
+        except BaseException as error:  # raised in the thread that waits
+            errors.append(error)
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not answers:
+        message = f"must be a store that answers, got {tracking_uri}: no whole answer within"
+        raise NoAnswerError(f"{message} {seconds:g} seconds", key="tracking_uri")
+    return answers[0]
 
 
 def _create_database(database: Path) -> None:
@@ -381,7 +420,8 @@ def check_store(cfg: Mapping[str, Any]) -> None:
     if database is not None and not database.exists():
         check_folder(database.parent, "logger.tracking_uri")
     else:
-        _find_experiment(connect(uri), uri, node["experiment"])
+        client = connect(uri)
+        _within_deadline(uri, lambda: _find_experiment(client, uri, node["experiment"]))
 
 
 def _find_experiment(client: "MlflowClient", tracking_uri: str, name: str) -> str | None:

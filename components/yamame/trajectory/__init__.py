@@ -4,8 +4,6 @@ from yamame.trajectory.adapters.hf import HFEncoder as HFEncoder
 from yamame.trajectory.adapters.mamba import MambaEncoder as MambaEncoder
 from yamame.trajectory.base import TrajectoryEncoder as TrajectoryEncoder
 from yamame.trajectory.base import TrajectoryKeys as TrajectoryKeys
-from yamame.trajectory.base import segment_positions as segment_positions
-from yamame.trajectory.base import segment_starts as segment_starts
 from yamame.trajectory.linear_recurrent import LinearRecurrentEncoder as LinearRecurrentEncoder
 from yamame.trajectory.memoryless import MemorylessEncoder as MemorylessEncoder
 from yamame.trajectory.recurrent import GRUEncoder as GRUEncoder
@@ -14,6 +12,8 @@ from yamame.trajectory.recurrent import RecurrentEncoder as RecurrentEncoder
 from yamame.trajectory.segments.memo import MemoEncoder as MemoEncoder
 from yamame.trajectory.segments.rsm import RSMEncoder as RSMEncoder
 from yamame.trajectory.sigma import SigmaReparamLinear as SigmaReparamLinear
+from yamame.trajectory.starts import segment_positions as segment_positions
+from yamame.trajectory.starts import segment_starts as segment_starts
 from yamame.trajectory.streams import separate_memory as separate_memory
 from yamame.trajectory.transformer import TransformerEncoder as TransformerEncoder
 from yamame.trajectory.window import WindowEncoder as WindowEncoder

@@ -10,7 +10,7 @@ Two passes compute the same function of the history:
 A memory is a value: a TensorDict of batch size ``[N]`` that the caller may index, concatenate,
 move, send or save. A step may write into its input memory: clone a memory to continue from it
 twice. For TorchRL loops, ``encoder(tensordict)`` keeps one between calls in its attribute
-``memory``.
+``memory``, or finds it in the TensorDict (``TrajectoryKeys(memory="memory")``).
 
 ====================  ==============  ========  =================================================
 key                   shape           dtype     meaning
@@ -23,7 +23,8 @@ key                   shape           dtype     meaning
 ====================  ==============  ========  =================================================
 
 A step has the same keys without L and without ``mask``. A fresh memory begins at the first timestep
-of a sequence, at every ``is_init``, and at the first real timestep after padding. Laws (see
+of a sequence, at every ``is_init``, and at the first real timestep after padding; in rollouts of
+TorchRL, also after ``("next", "done")`` and where ``("collector", "traj_ids")`` changes. Laws (see
 `yamame.testing.check_trajectory_encoder`): both passes agree; no output depends on a later
 timestep, on padding, on another env or on anything before the last start.
 """
@@ -32,19 +33,24 @@ import inspect
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from tensordict.utils import NestedKey
+from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
 from torch.nn import functional as F
+from torchrl.data import Composite, Unbounded
+from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
 from yamame.checks import Bounds, PositiveInt, check_bounds, require, require_choice
-from yamame.execution.capturing import NUM_SEGMENTS, capturing
+from yamame.execution.capturing import NUM_SEGMENTS
+from yamame.rollouts import INIT_REMEDY, changes_trajectory
+from yamame.trajectory.keys import TrajectoryKeys as TrajectoryKeys
+from yamame.trajectory.starts import segment_positions, segment_starts
+from yamame.trajectory.steps import LastStep, check_sequences, check_step
 
 Device = torch.device | str | None
 DropoutRate = Annotated[float, Bounds(least=0, below=1)]
@@ -52,18 +58,6 @@ DropoutRate = Annotated[float, Bounds(least=0, below=1)]
 
 _STEPS_AHEAD = 16
 """Steps for which a memory on a device grows at once. Checking its length waits for the device."""
-
-
-@dataclass(frozen=True)
-class TrajectoryKeys:
-    """Keys that an encoder reads and writes; see the module, and `RecurrentEncoder` for memory."""
-
-    features: NestedKey = "features"
-    step_index: NestedKey = "step_index"
-    is_init: NestedKey = "is_init"
-    mask: NestedKey = "mask"
-    context: NestedKey = "context"
-    memory: NestedKey | None = None
 
 
 Activation = Literal["leaky_relu", "gelu", "relu"]
@@ -104,11 +98,13 @@ class TrajectoryEncoder(TensorDictModuleBase):
         compile_obstacle: Reason why it cannot be compiled although it can be captured, or None.
 
     Raises:
-        ArgumentError: A size is not positive, or ``keys.memory`` is set for an encoder that is not
-            recurrent.
+        ArgumentError: A size is not positive, or ``keys.memory`` is set for a memory that grows
+            without end.
     """
 
-    is_recurrent = False
+    last_step: LastStep | None
+    memory_length: int | None = None
+    """Timesteps after which a memory has its full size; None if it has no length."""
     capture_obstacle: str | None = None
     compile_obstacle: str | None = None
 
@@ -127,12 +123,12 @@ class TrajectoryEncoder(TensorDictModuleBase):
         self.context_length = context_length
 
         keys = TrajectoryKeys() if keys is None else keys
-        may_have_key = keys.memory is None or self.is_recurrent
-        condition = "be None: only recurrent encoders have it"
-        require(type(self).__name__, "keys.memory", keys.memory, may_have_key, condition)
         self.keys = keys
         self.in_keys: list[NestedKey] = [keys.features, keys.step_index, keys.is_init]
         self.out_keys: list[NestedKey] = [keys.context]
+        if keys.memory is not None:
+            self.in_keys.append(keys.memory)
+            self.out_keys.append(unravel_key(("next", keys.memory)))
 
         self._takes_num_segments = "num_segments" in inspect.signature(self.parallel).parameters
         self.memory = None
@@ -224,10 +220,13 @@ class TrajectoryEncoder(TensorDictModuleBase):
         """Write the context: of whole sequences under ``recurrent_mode()``, else of one timestep.
 
         Raises:
-            ValueError: A step has no ``is_init``, or its number of envs differs from that of the
-                memory.
+            ValueError: A step has no ``is_init``, its number of envs differs from that of the
+                memory, or it does not continue the episodes in the memory; or a batch is not of
+                timesteps outside of ``recurrent_mode()``, or not of sequences inside.
         """
         if not recurrent_mode():
+            if self.keys.memory is not None:
+                return self._step_from_key(tensordict)
             return self._step(tensordict)
         context = self._sequences(tensordict)
         return tensordict.set(self.keys.context, context)
@@ -236,6 +235,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         keys = self.keys
         x = tensordict.get(keys.features)
         batch_size = x.shape[:-1]
+        check_sequences(type(self).__name__, tensordict, batch_size)
         x = x.reshape(-1, *x.shape[-2:])  # [B, L, E]
         rows = x.shape[:2]
 
@@ -247,6 +247,12 @@ class TrajectoryEncoder(TensorDictModuleBase):
         mask = read(keys.mask)
         step_index = read(keys.step_index)
         starts = segment_starts(rows, is_init, mask, device=x.device)
+        ends = None
+        if tensordict.batch_size == batch_size:
+            ends = changes_trajectory(tensordict)
+        if ends is not None:
+            follows_end = ends.reshape(rows)[:, :-1]
+            starts[:, 1:] |= follows_end if mask is None else follows_end & mask[:, 1:].bool()
         if step_index is None:
             step_index = segment_positions(starts)
         if mask is not None:
@@ -258,7 +264,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         known: dict[str, Any] = {}
         # The number was counted under the default keys; other keys may hold other starts.
         has_default_keys = (keys.is_init, keys.mask) == ("is_init", "mask")
-        if self._takes_num_segments and has_default_keys:
+        if self._takes_num_segments and has_default_keys and ends is None:
             known["num_segments"] = tensordict.get_non_tensor(NUM_SEGMENTS, default=None)
         context = self.parallel(x, step_index, starts, **known)
         return context.reshape(*batch_size, self.out_features)
@@ -266,12 +272,35 @@ class TrajectoryEncoder(TensorDictModuleBase):
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         x, is_init, step_index = self.read_step(tensordict)
-        memory = self.ready_memory(is_init)
+        memory = self.memory_for(tensordict)
         context, memory = self.step(x, memory, is_init, step_index)
         self.keep_memory(memory)
         features = tensordict.get(self.keys.features)
         context = context.reshape(*features.shape[:-1], self.out_features)
+        if self.last_step is not None:
+            self.last_step.context = context
         return tensordict.set(self.keys.context, context)
+
+    @torch.no_grad()
+    def _step_from_key(self, tensordict: TensorDictBase) -> TensorDictBase:
+        keys = self.keys
+        assert keys.memory is not None
+        x, is_init, step_index = self.read_step(tensordict)
+        batch_size = tensordict.get(keys.features).shape[:-1]
+        memory = tensordict.get(keys.memory, None)
+        if memory is None:
+            memory = self.fixed_memory(len(x), device=x.device)
+            # Starting afresh in the middle of an episode would be a silent error.
+            is_fresh = memory.is_empty() or bool(is_init.all())
+            condition = "be in the tensordict of a step (make_tensordict_primer puts it there)"
+            require(type(self).__name__, repr(keys.memory), None, is_fresh, condition)
+        else:
+            # A copy: a step may write into it, and the caller stores it as it was.
+            memory = memory.reshape(-1).clone()
+        context, memory = self.step(x, memory, is_init, step_index)
+        tensordict.set(("next", keys.memory), memory.reshape(batch_size))
+        context = context.reshape(*batch_size, self.out_features)
+        return tensordict.set(keys.context, context)
 
     def read_step(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the arguments of `step` in a TensorDict ``[*N]``.
@@ -298,11 +327,78 @@ class TrajectoryEncoder(TensorDictModuleBase):
             present = sorted(map(str, tensordict.keys(True)))
             raise ValueError(
                 f"{type(self).__name__}: a step must have key {self.keys.is_init!r} (without it"
-                f" memory would never be reset), got {present}"
+                f" memory would never be reset), got {present}; {INIT_REMEDY}"
             )
         return is_init.reshape(-1).bool()
 
+    # Memory in the TensorDict.
+
+    def limit_memory(self, length: int | None, setting: str) -> None:
+        """Declare after how many timesteps a memory that grows has its full size.
+
+        Args:
+            length: Number of timesteps; None if it grows without end.
+            setting: Arguments that limit it, in words.
+
+        Raises:
+            ArgumentError: It grows without end, and ``keys.memory`` is set.
+        """
+        self.memory_length = length
+        is_fixed = self.keys.memory is None or length is not None
+        condition = f"be None, because the memory grows without end; set {setting}"
+        require(type(self).__name__, "keys.memory", self.keys.memory, is_fixed, condition)
+
+    def fixed_memory(self, num_envs: int, *, device: Device = None) -> TensorDict:
+        """Return a fresh memory ``[N]`` of full size, which never grows.
+
+        Raises:
+            ArgumentError: It would grow.
+        """
+        memory = self.init_memory(num_envs, capacity=self.memory_length, device=device)
+        _, room = self.grow_by(memory, 1)
+        condition = "have a fixed size; call limit_memory in the constructor and implement grow_by"
+        require(type(self).__name__, "memory", f"{room} steps", room == sys.maxsize, condition)
+        return memory
+
+    def make_tensordict_primer(self) -> TensorDictPrimer:
+        """Return the transform that writes a fresh memory at every reset of an environment.
+
+        It is empty if ``keys.memory`` is None, because the module then keeps its memory.
+        """
+        primers = Composite()
+        if self.keys.memory is not None:
+            memory = self.fixed_memory(1)
+            specs = Composite()
+            for name in memory.keys(True, True):
+                value = memory[name]
+                specs[name] = Unbounded(value.shape[1:], dtype=value.dtype)
+            primers[self.keys.memory] = specs
+        return TensorDictPrimer(primers, default_value=0.0, expand_specs=True)
+
     # Memory kept between calls.
+
+    def memory_for(self, tensordict: TensorDictBase) -> TensorDict:
+        """Return the memory kept by the module, with room for a step ``[*N]``, after checks.
+
+        On a CPU, the step is compared with the last one: the memory may belong to another stream of
+        steps (`yamame.trajectory.steps`).
+
+        Raises:
+            ValueError: The batch is not a step, or does not continue the episodes in the memory.
+        """
+        is_init = self.read_is_init(tensordict)
+        is_first = self._memory is None and not self._starts_afresh
+        step = check_step(
+            type(self).__name__,
+            tensordict,
+            is_init,
+            keys=self.keys,
+            last=self.last_step,
+            is_first=is_first,
+        )
+        memory = self.ready_memory(is_init)
+        self.last_step = step
+        return memory
 
     @property
     def memory(self) -> TensorDict | None:
@@ -313,6 +409,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
     def memory(self, memory: TensorDict | None) -> None:
         self._memory = memory
         self._room = 0  # steps for which there is certainly room; unknown in a new memory
+        self.last_step = None  # unknown in a new memory
+        self._starts_afresh = False
 
     @torch.no_grad()
     def ready_memory(self, is_init: Tensor) -> TensorDict:
@@ -384,6 +482,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
     def reset_memory(self) -> None:
         """Forget everything: the next step starts every env afresh."""
         self.memory = None
+        self._starts_afresh = True
 
     def memory_state_dict(self) -> dict[str, Any]:
         """Return a copy of the memory for a checkpoint; empty before the first step."""
@@ -400,59 +499,6 @@ class TrajectoryEncoder(TensorDictModuleBase):
         state = dict(super().__getstate__())
         state["_memory"] = None
         state["_room"] = 0
+        state["last_step"] = None
+        state["_starts_afresh"] = False
         return state
-
-
-def segment_starts(
-    shape: torch.Size, is_init: Tensor | None, mask: Tensor | None, *, device: torch.device
-) -> Tensor:
-    """Return the starts of fresh memories in sequences.
-
-    They are the first column, every ``is_init``, and the first real timestep after padding.
-
-    Args:
-        shape: ``[B, L]``.
-        is_init: ``[B, L]``, or None.
-        mask: ``[B, L]``, True for real timesteps; None if all are real.
-        device: Device of the result.
-
-    Returns:
-        ``[B, L]`` bool.
-
-    >>> is_init = torch.tensor([[False, False, False, True, False]])
-    >>> mask = torch.tensor([[False, True, True, True, False]])
-    >>> segment_starts(mask.shape, is_init, mask, device=mask.device).int()
-    tensor([[1, 1, 0, 1, 0]], dtype=torch.int32)
-    """
-    starts = torch.zeros(shape, dtype=torch.bool, device=device)
-    starts[:, 0] = True
-    if mask is None:
-        if is_init is not None:
-            starts |= is_init.bool()
-        return starts
-
-    real = mask.bool()
-    if is_init is not None:
-        starts |= is_init.bool() & real  # flags in padding have no meaning
-    follows_padding = ~real[:, :-1]
-    starts[:, 1:] |= real[:, 1:] & follows_padding
-    return starts
-
-
-def segment_positions(starts: Tensor) -> Tensor:
-    """Count timesteps since the last start: bool ``[B, L]`` -> int64 ``[B, L]``.
-
-    >>> segment_positions(torch.tensor([[True, False, False, True, False]]))
-    tensor([[0, 1, 2, 0, 1]])
-    """
-    length = starts.shape[1]
-    column = torch.arange(length, device=starts.device)
-    last_start = torch.where(starts, column, 0).cummax(1).values
-    return column - last_start
-
-
-def count_segments(starts: Tensor) -> int | None:
-    """Count the starts in ``[B, L]``; None while capturing, when no value can be read back."""
-    if capturing():
-        return None
-    return int(starts.sum())

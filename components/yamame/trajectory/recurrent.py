@@ -13,21 +13,13 @@ from contextlib import nullcontext
 from typing import Annotated, Any, ClassVar
 
 import torch
-from tensordict import TensorDict, TensorDictBase
-from tensordict.utils import unravel_key
+from tensordict import TensorDict
 from torch import Tensor, nn
-from torchrl.data import Composite, Unbounded
-from torchrl.envs import TensorDictPrimer
 
-from yamame.checks import Bounds, NumLayers, PositiveInt, check_bounds, require
+from yamame.checks import Bounds, NumLayers, PositiveInt, check_bounds
 from yamame.execution.capturing import capturing
-from yamame.trajectory.base import (
-    Device,
-    TrajectoryEncoder,
-    TrajectoryKeys,
-    count_segments,
-    segment_positions,
-)
+from yamame.trajectory.base import Device, TrajectoryEncoder, TrajectoryKeys
+from yamame.trajectory.starts import count_segments, segment_positions
 
 TimeConstant = Annotated[float, Bounds(least=1)]
 """Time constant in timesteps."""
@@ -36,60 +28,9 @@ TimeConstant = Annotated[float, Bounds(least=1)]
 class RecurrentEncoder(TrajectoryEncoder):
     """Base class of encoders with a small memory of fixed size.
 
-    Such a memory may live in the TensorDict of a TorchRL rollout: with ``keys.memory``, a step
-    reads it there (a fresh one if it is missing at a start) and writes the next one under
-    ``("next", keys.memory)``, as `torchrl.modules.GRUModule` does. `make_tensordict_primer` adds it
-    to an environment.
+    Such a memory is cheap to keep in the TensorDict of a TorchRL rollout: see ``memory`` of
+    `TrajectoryKeys`.
     """
-
-    is_recurrent = True
-
-    def __init__(
-        self, in_features: int, out_features: int, *, keys: TrajectoryKeys | None = None
-    ) -> None:
-        super().__init__(in_features, out_features, keys=keys)
-        if self.keys.memory is not None:
-            next_key = unravel_key(("next", self.keys.memory))
-            self.in_keys.append(self.keys.memory)
-            self.out_keys.append(next_key)
-
-    @torch.no_grad()
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        keys = self.keys
-        if keys.memory is None:
-            return super()._step(tensordict)
-        x, is_init, step_index = self.read_step(tensordict)
-        batch_size = tensordict.get(keys.features).shape[:-1]
-        memory = tensordict.get(keys.memory, None)
-        if memory is None:
-            # Starting afresh in the middle of an episode would be a silent error.
-            owner = type(self).__name__
-            all_start = bool(is_init.all())
-            condition = "be in the tensordict of a step (make_tensordict_primer puts it there)"
-            require(owner, repr(keys.memory), None, all_start, condition)
-            memory = self.init_memory(len(x), device=x.device)
-        memory = memory.reshape(-1)
-        context, memory = self.step(x, memory, is_init, step_index)
-        memory = memory.reshape(batch_size)
-        context = context.reshape(*batch_size, self.out_features)
-        tensordict.set(("next", keys.memory), memory)
-        return tensordict.set(keys.context, context)
-
-    def make_tensordict_primer(self) -> TensorDictPrimer:
-        """Return the transform that writes a fresh memory at every reset of an environment.
-
-        Raises:
-            ArgumentError: ``keys.memory`` is None.
-        """
-        key = self.keys.memory
-        owner = type(self).__name__
-        require(owner, "keys.memory", key, key is not None, "be set for a primer")
-        specs = Composite()
-        memory = self.init_memory(1)
-        for name, value in memory.items():
-            shape = value.shape[1:]
-            specs[name] = Unbounded(shape, dtype=value.dtype)
-        return TensorDictPrimer({key: specs}, default_value=0.0, expand_specs=True)
 
 
 class StackedCells(RecurrentEncoder):

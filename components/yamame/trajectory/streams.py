@@ -28,15 +28,18 @@ def separate_memory(module: nn.Module) -> Iterator[None]:
     """
     encoders = [part for part in module.modules() if isinstance(part, TrajectoryEncoder)]
     memories = []
+    last_steps = []
     # Normal tensors even under inference mode.
     with torch.inference_mode(False):
         for encoder in encoders:
             # A copy: recorded steps keep writing into the tensors of the original.
             memory = None if encoder.memory is None else encoder.memory.clone()
             memories.append(memory)
+            last_steps.append(encoder.last_step)
             encoder.memory = None
     try:
         yield
     finally:
-        for encoder, memory in zip(encoders, memories, strict=True):
+        for encoder, memory, last_step in zip(encoders, memories, last_steps, strict=True):
             encoder.memory = memory
+            encoder.last_step = last_step

@@ -201,6 +201,7 @@ class TransformerEncoder(TrajectoryEncoder):
         exact_length = context_length if window is None else None
         capacity = context_length if window is None else window + sinks
         super().__init__(in_features, d_model, context_length=exact_length, keys=keys)
+        self.limit_memory(capacity, "context_length or window")
         self.num_heads = num_heads
         self.window = window
         self.sinks = sinks

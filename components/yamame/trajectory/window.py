@@ -17,9 +17,9 @@ from yamame.trajectory.base import (
     TrajectoryEncoder,
     TrajectoryKeys,
     activation_function,
-    segment_positions,
 )
 from yamame.trajectory.memoryless import MemorylessEncoder
+from yamame.trajectory.starts import segment_positions
 
 
 class WindowEncoder(TrajectoryEncoder):

@@ -350,8 +350,8 @@ class HostedEnv(ContextEnv):
         self._report(dict(player.interrupted), "while it was drawn")
         self._abort_interrupted()
         if isinstance(picture, Failure):
-            reason = f"{self.label}: env {env_id} cannot be drawn: {picture.summary}"
-            raise NotImplementedError(reason) from picture.error()
+            reason = picture.describe(f"{self.label}: env {env_id} cannot be drawn")
+            raise NotImplementedError(str(reason)) from picture.error()
         return picture
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Mapping
 
-from yamame.system.messages import OutsideError
-
 from yamame_envs.adapters.in_process import Failure
 from yamame_envs.adapters.workers import Workers
 
@@ -35,7 +33,7 @@ class FailureCount:
             place: Maps an env to where and when it failed, in words.
 
         Raises:
-            OutsideError: There are too many.
+            OutsideError: There are too many; a `UserCodeError` if code raised the last one.
         """
         first_envs: dict[int, tuple[int, Failure]] = {}
         for env_id in sorted(failures):
@@ -45,13 +43,9 @@ class FailureCount:
 
         for env_id, failure in first_envs.values():
             self.count += 1
-            text = f"{place(env_id)}: {failure.summary}"
+            what = f"{label}: the environment failed"
             if self.raises:
-                message = f"{label}: the environment failed {text}"
-                raise OutsideError(message) from failure.error()
+                raise failure.describe(f"{what} {place(env_id)}") from failure.error()
             if self.count > self._max_errors:
-                message = (
-                    f"{label}: the environment failed more often than "
-                    f"max_errors={self._max_errors} allows, at last {text}"
-                )
-                raise OutsideError(message) from failure.error()
+                what += f" more often than max_errors={self._max_errors} allows, at last"
+                raise failure.describe(f"{what} {place(env_id)}") from failure.error()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from yamame.checks import ArgumentError, PositiveInt, check_bounds, require, require_choice
 from yamame.system.messages import print_stderr
+from yamame.system.user_code import user_code
 
 from yamame_envs.adapters.env import HostedEnv
 from yamame_envs.adapters.extras import MissingExtra
@@ -152,7 +153,8 @@ class Gym(HostedEnv):
 
     def _registered_limit(self) -> int | None:
         try:
-            limit: int | None = find(self._id).max_episode_steps
+            with user_code(f"{self.label}: the environment failed while it was imported"):
+                limit: int | None = find(self._id).max_episode_steps
         except ImportError as error:
             message = (
                 "Gym: id must be of a package that is installed or in this directory, "

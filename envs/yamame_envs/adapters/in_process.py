@@ -6,34 +6,26 @@ environment. The vector environments of Gymnasium cannot do that: an exception l
 half stepped, and `gymnasium.vector.utils.concatenate` does not report which env returned a wrong
 observation. So observations are written one by one.
 
-This module imports only NumPy and Gymnasium.
+Besides small modules of Yamame, this module imports only NumPy and Gymnasium.
 """
 
-import contextlib
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 from yamame.spaces import Spaces
+from yamame.system.messages import OutsideError, print_stderr
+from yamame.system.user_code import UserCodeError, formatted, is_failure
 
 from yamame_envs.adapters.spaces import Array
 
 Make = Callable[[], gymnasium.Env[Any, Any]]
 
 ENV_ERRORS = (Exception, SystemExit)
-"""Errors of an environment that cost it its episode, if `is_own`."""
+"""Errors of an environment that cost it its episode, if `is_failure`."""
 _MAX_REWARD = float(np.finfo(np.float32).max)
-
-
-def is_own(error: BaseException) -> bool:
-    """Return whether an environment raised an error.
-
-    Subclasses of SystemExit come from signal handlers and must end the process.
-    """
-    return isinstance(error, Exception) or type(error) is SystemExit
 
 
 class RemoteError(Exception):
@@ -51,31 +43,43 @@ class Failure:
         summary: Description of one line.
         cause: Error, if it happened in this process.
         details: Traceback of an error that happened in another process.
+        file: File that raised the error; empty if none did, or if it is one of Yamame.
+        line: Line of this file.
     """
 
     summary: str
     cause: BaseException | None = None
     details: str = ""
+    file: str = ""
+    line: int = 0
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """Describe the error of an environment; errors that no environment raised are re-raised."""
-        if not is_own(error):
+        """Describe the error of an environment; requests to end the process are re-raised."""
+        if not is_failure(error):
             raise error
-        text = " ".join(str(error).split())
-        name = type(error).__name__
-        return cls(f"{name}: {text}" if text else name, error)
+        place = UserCodeError.of("", error)
+        return cls(place.reason, error, file=place.file, line=place.line)
 
     def portable(self) -> "Failure":
         """Return the failure for another process, where its error may not be importable."""
         if self.cause is None:
             return self
-        details = "".join(traceback.format_exception(self.cause))
-        return Failure(self.summary, None, details)
+        return replace(self, cause=None, details=formatted(self.cause))
 
     def error(self) -> BaseException | None:
         """Return the cause of errors about this failure."""
         return RemoteError(self.details) if self.details else self.cause
+
+    def describe(self, what: str) -> OutsideError:
+        """Return an error about this failure, to be raised from its cause.
+
+        Args:
+            what: What has failed, and when.
+        """
+        if self.file:
+            return UserCodeError(what, self.summary, self.file, self.line)
+        return OutsideError(f"{what}: {self.summary}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +176,7 @@ class InProcessEnvs:
         self.interrupted: dict[int, Failure] = {}
         self._make = make
         self._spaces = env_spaces
+        self._has_failed_to_close = False
         self._envs: list[Any] = [None] * num_envs
         # Plain tuples: they are read for every entry of every step.
         self._entries = []
@@ -296,17 +301,30 @@ class InProcessEnvs:
     def _drop(self, env_id: int) -> None:
         env = self._envs[env_id]
         self._envs[env_id] = None
-        if env is not None:
-            # It is not used again, and may be broken.
-            with contextlib.suppress(*ENV_ERRORS):
-                env.close()
+        if env is None:
+            return
+        try:
+            env.close()
+        except ENV_ERRORS as error:
+            failure = Failure.of(error)
+            # It is not used again, and one message about all of them is enough.
+            if not self._has_failed_to_close:
+                self._has_failed_to_close = True
+                print_stderr(failure.describe(f"{_name_of(env)}: env {env_id} could not be closed"))
+
+
+def _name_of(env: Any) -> str:
+    """Return the class of an environment below its wrappers."""
+    while isinstance(env, gymnasium.Wrapper):
+        env = env.env
+    return type(env).__name__
 
 
 def _task_hash(env: Any) -> int | None:
     try:
         task_hash = env.get_wrapper_attr("played_task_hash")()
     except ENV_ERRORS as error:
-        if not is_own(error):
+        if not is_failure(error):
             raise
         # Without the method, or where it fails, evaluations do without hashes.
         return None

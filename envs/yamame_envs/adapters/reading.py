@@ -1,18 +1,22 @@
 """Observation and action spaces of an environment, read from an instance."""
 
+import contextlib
 import pickle
 from typing import Any
 
 import gymnasium
-from yamame.checks import ArgumentError, require
+from yamame.checks import ArgumentError, UsageError, require
 from yamame.keys import RESERVED
 from yamame.spaces import ObservationEntry
-from yamame.system.messages import OutsideError
+from yamame.system.user_code import UserCodeError, blame, is_failure, user_code
 
 from yamame_envs.adapters.actions import read_actions
-from yamame_envs.adapters.in_process import ENV_ERRORS, EnvSpaces, Failure, Make, is_own
+from yamame_envs.adapters.extras import MissingExtra
+from yamame_envs.adapters.in_process import ENV_ERRORS, EnvSpaces, Make
 from yamame_envs.adapters.spaces import read_observation
 
+_ARGUMENT_ERRORS = (TypeError, ValueError, ImportError, gymnasium.error.Error)
+"""Errors that a library raises for arguments of an environment."""
 SUCCESS_KEYS = ("success", "is_success")
 """Keys that environments use for success in the info of a step."""
 
@@ -28,28 +32,29 @@ def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -
             `SUCCESS_KEYS` in the info of a first step.
 
     Raises:
-        ArgumentError: A space cannot be converted to tensors.
-        OutsideError: The environment cannot be made, for another reason than a wrong argument or a
-            missing package.
+        ArgumentError: There is no space, or one that cannot be converted to tensors.
+        UserCodeError: Code of the environment has raised an error.
+        Exception: A library has raised an error for the arguments.
     """
+    what = f"{owner}: the environment failed in env 0 while"
+    env = _make(make, f"{what} it was made")
     try:
-        env = make()
-    except (TypeError, ValueError, ImportError, gymnasium.error.Error):
-        # Mistakes in the arguments, which the caller can name.
-        raise
-    except ENV_ERRORS as error:
-        if not is_own(error):
-            raise
-        reason = Failure.of(error).summary
-        message = f"{owner}: the environment failed in env 0 while it was made: {reason}"
-        raise OutsideError(message) from error
-
-    try:
-        entries = read_observation(env.observation_space, owner=owner, generic=generic)
-        actions = read_actions(env.action_space, owner=owner)
+        with user_code(f"{what} its spaces were read"):
+            observation_space = _space_of(env, "observation_space", owner)
+            entries = read_observation(observation_space, owner=owner, generic=generic)
+            actions = read_actions(_space_of(env, "action_space", owner), owner=owner)
         success_key = _find_success(env) if success == "auto" else success
-    finally:
+    except BaseException:
+        # The first error is the answer, whatever follows from it.
+        with contextlib.suppress(Exception):
+            env.close()
+        raise
+    try:
         env.close()
+    except ENV_ERRORS as error:
+        if not is_failure(error):
+            raise
+        raise UserCodeError.of(f"{what} it was closed", error) from error
 
     names = set()
     for entry in entries:
@@ -59,6 +64,37 @@ def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -
     condition = f"not have entries {sorted(RESERVED)}, and trial_start only as MultiBinary(1)"
     require(owner, "observation_space", sorted(names), not names, condition)
     return EnvSpaces(entries, actions, success_key)
+
+
+def _make(make: Make, what: str) -> Any:
+    """Make an environment; its errors are about its code, or about its arguments."""
+    try:
+        return make()
+    except (UsageError, MissingExtra):
+        raise
+    except ENV_ERRORS as error:
+        if not is_failure(error):
+            raise
+        is_about_arguments = isinstance(error, _ARGUMENT_ERRORS) and blame(error) is None
+        if is_about_arguments:
+            raise  # the caller can name them
+        raise UserCodeError.of(what, error) from error
+
+
+def _space_of(env: Any, name: str, owner: str) -> Any:
+    """Return the space of an environment; None if there is none.
+
+    Raises:
+        ArgumentError: The environment has no such attribute.
+    """
+    try:
+        return getattr(env, name)
+    except AttributeError as error:
+        # A property of the environment may have failed at another attribute.
+        if blame(error) is not None:
+            raise
+        condition = "be a space of Gymnasium, which the environment sets in its constructor"
+        raise ArgumentError(owner, name, None, condition) from error
 
 
 def _find_success(env: "gymnasium.Env[Any, Any]") -> str | None:
@@ -72,7 +108,7 @@ def _find_success(env: "gymnasium.Env[Any, Any]") -> str | None:
         env.action_space.seed(0)
         info = env.step(env.action_space.sample())[-1]
     except ENV_ERRORS as error:
-        if not is_own(error):
+        if not is_failure(error):
             raise
         return None
     for key in SUCCESS_KEYS:

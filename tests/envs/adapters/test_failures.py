@@ -247,7 +247,9 @@ def test_an_exit_of_an_environment_is_a_failure_of_its_env(code, text):
 
     actions = torch.tensor([FINE, RAISE])
     strict, patient = HostedEnv(Leaving, num_envs=2), HostedEnv(Leaving, num_envs=2, workers=GO_ON)
-    with pytest.raises(OutsideError, match=rf"in env 1 at step 0 of task -?\d+: {text}$"):
+    with pytest.raises(
+        OutsideError, match=rf"in env 1 at step 0 of task -?\d+: {text} \(.*\.py:\d+\)$"
+    ):
         strict.step(strict.reset().set("action", actions))
     end = patient.step(patient.reset().set("action", actions))["next"]
     assert end["aborted"].flatten().tolist() == [False, True]
@@ -317,8 +319,9 @@ def test_an_environment_that_cannot_be_made_is_an_error_at_once():
             raise KeyError("map")
 
     with pytest.raises(
-        OutsideError, match=r"^HostedEnv: .* in env 0 while it was made: KeyError: 'map'$"
+        OutsideError,
+        match=r"^HostedEnv: .* in env 0 while it was made: KeyError: 'map' \(.*py:\d+\)$",
     ):
         HostedEnv(Broken, num_envs=1)
-    with pytest.raises(ModuleNotFoundError, match="No module named 'nothing'"):
+    with pytest.raises(OutsideError, match=r"No module named 'nothing' \(.*faulty_envs\.py:\d+\)"):
         HostedEnv(make_unimportable, num_envs=1)

@@ -27,7 +27,7 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,14 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from yamame.checks import require
+from yamame.files.paths import (
+    UnsafePathError,
+    create_file,
+    open_descriptor,
+    open_regular,
+    read_regular,
+)
+from yamame.files.schema import SchemaError, Whole, check_form
 from yamame.replay.disk.index import index_rows
 from yamame.system.messages import one_line
 
@@ -43,10 +51,25 @@ FORMAT = "yamame trajectories 3"
 DTYPES = {
     str(dtype).split(".")[1]: dtype
     for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
+    if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
 }
+"""Dtypes by name, without those of quantized numbers."""
 REMEDY = "bring the folder back from a copy, or begin a new run"
 Manifest = dict[str, Any]
+MOST_PARTS = 2**14
+"""Ranges of held trajectories; each has two files of its own."""
+_LARGEST_MANIFEST = 2**26
+_RANGE = (Whole(), Whole(), Whole())
+_STATE = {"num_appended": Whole(), "parts": list}
+_FORM = {
+    "owner": str,
+    "capacity": Whole(least=1),
+    "fields": [([str], str, [Whole(most=2**40)])],
+    "num_segments": Whole(),
+    "held": _STATE,
+    "protected": [_STATE],
+}
+"""Content of a manifest, see `yamame.files.schema`."""
 
 
 class Segment(NamedTuple):
@@ -64,7 +87,8 @@ class Segment(NamedTuple):
         Raises:
             FileNotFoundError: A file of the segment is missing.
         """
-        values = np.fromfile(path / f"{number}.index", np.int64)
+        with open_regular(path / f"{number}.index") as file:
+            values = np.fromfile(file, np.int64)
         # A killed process may have written half of a pair.
         num_trajectories = len(values) // 2
         pairs = values[: 2 * num_trajectories].reshape(num_trajectories, 2)
@@ -78,11 +102,17 @@ def map_bytes(path: Path, number: int) -> np.ndarray:
     Raises:
         FileNotFoundError: The file is missing.
     """
-    file = path / f"{number}.steps"
-    # An empty file cannot be mapped.
-    if file.stat().st_size == 0:
-        return np.zeros(0, np.uint8)
-    return np.asarray(np.memmap(file, np.uint8, "r"))
+    with open_regular(path / f"{number}.steps") as file:
+        # An empty file cannot be mapped.
+        if os.fstat(file.fileno()).st_size == 0:
+            return np.zeros(0, np.uint8)
+        return np.asarray(np.memmap(file, np.uint8, "r"))
+
+
+def number_of(file: Path) -> int | None:
+    """Return the number in the name of a file of a store; None if it has another name."""
+    is_numbered = file.suffix in (".steps", ".index", ".manifest") and file.stem.isdecimal()
+    return int(file.stem) if is_numbered else None
 
 
 def read_manifests(path: Path) -> list[Manifest]:
@@ -102,8 +132,9 @@ def read_manifests(path: Path) -> list[Manifest]:
     files = sorted(path.iterdir()) if path.exists() else []
     numbered = {}
     for file in files:
-        if file.suffix == ".manifest" and file.stem.isdigit():
-            numbered[int(file.stem)] = file
+        number = number_of(file)
+        if file.suffix == ".manifest" and number is not None:
+            numbered[number] = file
     if not numbered:
         foreign = [str(file) for file in files if file.name not in ("lock", "draft")]
         require(STORE, "path", foreign, not foreign, "be empty or hold trajectories")
@@ -129,33 +160,70 @@ def read_manifests(path: Path) -> list[Manifest]:
 def _parse(file: Path) -> Manifest:
     """Read a manifest, and raise ``ValueError`` unless it is intact."""
     try:
-        manifest: Manifest = json.loads(file.read_bytes())
-        format_name = manifest["format"]
-        checksum = manifest.pop("crc", None)
-        unknown = {dtype for _, dtype, _ in manifest["fields"]} - DTYPES.keys()
-        for state in (manifest["held"], *manifest["protected"]):
-            checked_state(state)
-    except OSError:
+        manifest = json.loads(read_regular(file, most=_LARGEST_MANIFEST))
+        check_form(manifest, {"format": str}, "manifest")
+    except (OSError, UnsafePathError):
         raise
     except Exception as error:
-        # Damaged JSON and missing entries raise almost anything.
-        raise ValueError(
-            f"{STORE}: {file} must be a manifest, it cannot be read ({one_line(error)}); {REMEDY}"
-        ) from error
-
+        # Damaged JSON raises almost anything.
+        raise _unreadable(file, error) from error
+    format_name = manifest["format"]
     name = f"format of {file.parent}"
     require(STORE, name, format_name, format_name == FORMAT, f"be {FORMAT!r}")
+
+    checksum = manifest.pop("crc", None)
     name = f"checksum of {file}"
     matches = checksum == _checksum(manifest)
     require(STORE, name, checksum, matches, "be that of its text", remedy=REMEDY)
+    try:
+        check_form(manifest, _FORM, "manifest")
+        for state in (manifest["held"], *manifest["protected"]):
+            checked_state(state)
+        _check_keys(manifest["fields"])
+    except SchemaError as error:
+        raise _unreadable(file, error) from error
+    unknown = {dtype for _, dtype, _ in manifest["fields"]} - DTYPES.keys()
     require(STORE, f"dtypes in {file}", sorted(unknown), not unknown, "be those of torch")
-    return manifest
+    read: Manifest = manifest
+    return read
+
+
+def _unreadable(file: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{STORE}: {file} must be a manifest, it cannot be read ({one_line(error)}); {REMEDY}"
+    )
+
+
+def _check_keys(fields: Sequence[tuple[Sequence[str], str, Sequence[int]]]) -> None:
+    """Raise unless the fields of a manifest can be entries of one TensorDict.
+
+    Raises:
+        SchemaError: A key is empty or reserved, or two keys cannot stand beside each other.
+    """
+    keys = {tuple(key) for key, _, _ in fields}
+    if len(keys) < len(fields):
+        raise SchemaError("each field must occur once")
+    for key in keys:
+        # The mask is computed, and an entry has either a value or further entries.
+        parents = {key[:length] for length in range(1, len(key))}
+        if not key or "" in key or key == ("mask",) or parents & keys:
+            raise SchemaError(f"{list(key)} must be the name of an entry")
 
 
 def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the held trajectories of a manifest or a state dict; raise unless all are numbers."""
-    parts = [[int(number), int(first), int(end)] for number, first, end in state["parts"]]
-    return {"num_appended": int(state["num_appended"]), "parts": parts}
+    """Return the held trajectories of a manifest or a state dict, as plain numbers.
+
+    Raises:
+        SchemaError: They are no ranges, or too many.
+    """
+    check_form(state, _STATE, "held")
+    if len(state["parts"]) > MOST_PARTS:
+        raise SchemaError(f"held.parts must be at most {MOST_PARTS}, got {len(state['parts'])}")
+    check_form(state["parts"], [_RANGE], "held.parts")
+    for number, first, end in state["parts"]:
+        if first > end:
+            raise SchemaError(f"held.parts must be ranges, got {[number, first, end]}")
+    return {"num_appended": state["num_appended"], "parts": [list(part) for part in state["parts"]]}
 
 
 def write_manifest(path: Path, manifest: Manifest, *, to_disk: bool = False) -> None:
@@ -204,11 +272,18 @@ def write(path: Path, mode: str, data: Iterable[Any]) -> None:
         OSError: The disk is full, or the file cannot be written; names the path.
     """
     try:
-        with path.open(mode) as file:
+        with _opened(path, mode) as file:
             file.writelines(data)
     except OSError as error:
         message = f"{STORE}: {path} cannot be written ({error.strerror}); free some space"
         raise OSError(error.errno, message) from error
+
+
+def _opened(path: Path, mode: str) -> IO[bytes]:
+    """Open a file for ``wb``, which replaces it, or ``ab``; no link is followed."""
+    if mode == "wb":
+        return create_file(path)
+    return open_regular(path, os.O_WRONLY | os.O_APPEND, mode)
 
 
 def lock(path: Path) -> int:
@@ -220,7 +295,7 @@ def lock(path: Path) -> int:
     Raises:
         ValueError: Another process holds the lock.
     """
-    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = open_descriptor(path / "lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

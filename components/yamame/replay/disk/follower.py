@@ -16,6 +16,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from yamame.checks import require
+from yamame.files.paths import check_tree
 from yamame.replay.disk.files import (
     DTYPES,
     REMEDY,
@@ -44,6 +45,7 @@ class TrajectoryFollower(Storage):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         path = Path(path).absolute()
+        check_tree(path)
         manifests = read_manifests(path)
         if not manifests:
             raise ValueError(f"TrajectoryFollower: path must hold trajectories, got {path}")
@@ -96,10 +98,11 @@ class TrajectoryFollower(Storage):
         Returns:
             Segments by number, and the index of the trajectories.
         """
-        segments = {}
+        segments: dict[int, Segment] = {}
         rows = [np.zeros((0, NUM_COLUMNS), np.int64)]
         for number, first, end in parts:
-            segments[number] = self._open(number, end, fields)
+            if number not in segments or len(segments[number].rows) < end:
+                segments[number] = self._open(number, end, fields)
             rows.append(segments[number].rows[first:end])
         return segments, TrajectoryIndex(np.concatenate(rows))
 
@@ -120,8 +123,14 @@ class TrajectoryFollower(Storage):
         # A power cut may leave files that are too short or filled with zeros.
         lengths = segment.rows[:end, LENGTH]
         is_whole = len(lengths) == end and bool((lengths >= 1).all())
-        if not is_whole or len(segment.data) < lengths.sum() * width_of(fields):
+        # Compared one by one as well: the sum of huge numbers would overflow.
+        width = width_of(fields)
+        longest = int(lengths.max(initial=0)) * width
+        num_bytes = len(segment.data)
+        if not is_whole or longest > num_bytes or int(lengths.sum()) * width > num_bytes:
             raise FileNotFoundError(missing)
+        # A timestep without content would have any number of them.
+        require(STORE, f"bytes of a timestep of {self.path}", width, width > 0, "be positive")
         return segment
 
     def _verify(

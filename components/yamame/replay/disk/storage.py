@@ -23,6 +23,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from yamame.checks import PositiveInt, check_bounds, require
+from yamame.files.paths import check_tree
 from yamame.replay.disk.files import (
     FORMAT,
     REMEDY,
@@ -36,6 +37,7 @@ from yamame.replay.disk.files import (
     flush,
     lock,
     map_bytes,
+    number_of,
     read_manifests,
     to_bytes,
     without_first,
@@ -104,6 +106,7 @@ class TrajectoryStorage(TrajectoryFollower):
         resume: bool = False,
     ) -> None:
         path = Path(path).absolute()
+        check_tree(path)
         manifests = read_manifests(path)
         if owner is None:
             owner = manifests[0]["owner"] if manifests else ""
@@ -135,7 +138,8 @@ class TrajectoryStorage(TrajectoryFollower):
         # Manifests known to be flushed. At first all: an earlier process may have flushed any.
         self._on_disk: set[int] = set()
         if manifests:
-            self._on_disk = {int(file.stem) for file in path.glob("*.manifest")}
+            numbers = map(number_of, path.glob("*.manifest"))
+            self._on_disk = {number for number in numbers if number is not None}
         # Segments that may not be flushed.
         self._unflushed = {number for number, _, _ in self._manifest["held"]["parts"]}
         # Segment that is appended to, with the numbers of its trajectories and timesteps.
@@ -268,7 +272,8 @@ class TrajectoryStorage(TrajectoryFollower):
             ".manifest": {*self._on_disk, self._manifest["number"]},
         }
         for file in self.path.iterdir():
-            if file.suffix in present and int(file.stem) not in present[file.suffix]:
+            its_number = number_of(file)
+            if its_number is not None and its_number not in present[file.suffix]:
                 file.unlink()
 
     def state_dict(self) -> dict[str, Any]:

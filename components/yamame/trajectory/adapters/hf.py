@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from yamame.checks import ArgumentError, NumLayers, PositiveInt, check_bounds, require
 from yamame.system.messages import one_line
-from yamame.trajectory.base import Device, TrajectoryEncoder, TrajectoryKeys, segment_positions
+from yamame.trajectory.base import Device, TrajectoryEncoder, TrajectoryKeys
 from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
+from yamame.trajectory.starts import segment_positions
 
 _OWNER = "HFEncoder"
 _TOKEN_FIELDS = (
@@ -105,6 +106,7 @@ class HFEncoder(TrajectoryEncoder):
         divides = d_model % num_heads == 0
         require(_OWNER, "d_model", d_model, divides, f"be a multiple of num_heads {num_heads}")
         super().__init__(in_features, d_model, context_length=context_length, keys=keys)
+        self.limit_memory(context_length, "context_length")
         sizes = {
             "hidden_size": d_model,
             "num_attention_heads": num_heads,

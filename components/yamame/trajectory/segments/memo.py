@@ -81,6 +81,7 @@ class MemoEncoder(SegmentEncoder):
             context_length=context_length,
             keys=keys,
         )
+        self.limit_memory(context_length, "context_length")
         self.most_slots = None if context_length is None else self.memory_slots(context_length)
 
     def first_slots(self, num_rows: int) -> Slots:
