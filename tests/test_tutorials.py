@@ -73,6 +73,7 @@ def test_a_tutorial_runs_as_it_stands(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("YAMAME_TRUST_RECORD", str(tmp_path / "trusted.jsonl"))
     names, ran = {}, 0
     with contextlib.ExitStack() as stack:
         for note, kind, title, text in BLOCK.findall(tutorial.read_text()):

@@ -3,7 +3,15 @@
 import os
 
 import pytest
-from yamame.files.paths import UnsafePathError, check_tree, inside, open_regular
+from yamame.files.paths import (
+    UnsafePathError,
+    check_tree,
+    create_file,
+    inside,
+    open_regular,
+    read_regular,
+    typed_file,
+)
 
 
 @pytest.fixture
@@ -66,3 +74,42 @@ def test_a_folder_may_be_a_link_itself(home, tmp_path):
     (tmp_path / "other").symlink_to(home)
     check_tree(tmp_path / "other")
     check_tree(tmp_path / "missing")
+
+
+def test_a_file_that_was_typed_may_be_a_link_within_its_folder(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "step.pt").touch()
+    (tmp_path / "other.pt").touch()
+    (folder / "latest.pt").symlink_to("step.pt")
+    (folder / "out.pt").symlink_to(tmp_path / "other.pt")
+    (tmp_path / "linked").symlink_to(folder)
+    for name in ("folder/step.pt", "folder/latest.pt", "linked/latest.pt"):
+        assert typed_file(tmp_path / name) == folder / "step.pt"
+    with pytest.raises(UnsafePathError, match="leads out of its folder"):
+        typed_file(folder / "out.pt")
+
+
+def test_a_file_to_be_written_has_one_name_and_one_to_be_read_is_on_the_disk(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(b"mine")
+    os.link(file, tmp_path / "second")
+    assert read_regular(file) == b"mine"
+    with pytest.raises(UnsafePathError, match="another name"):
+        open_regular(file, os.O_WRONLY | os.O_APPEND, "ab")
+    with pytest.raises(UnsafePathError, match="at most 3"):
+        read_regular(file, most=3)
+    with (tmp_path / "holes").open("wb") as holes:
+        holes.truncate(2**40)
+    with pytest.raises(UnsafePathError, match=str(2**40)):
+        open_regular(tmp_path / "holes")
+
+
+def test_a_new_file_replaces_what_lies_at_its_path_and_follows_nothing(tmp_path):
+    (tmp_path / "thesis").write_text("ten years")
+    (tmp_path / "link").symlink_to(tmp_path / "thesis")
+    with create_file(tmp_path / "link") as file:
+        file.write(b"new")
+    assert (tmp_path / "thesis").read_text() == "ten years"
+    assert (tmp_path / "link").read_text() == "new"
+    assert not (tmp_path / "link").is_symlink()

@@ -68,8 +68,8 @@ class InContextAgent(nn.Module):
         super().__init__()
         batch_dims = len(observation_spec.shape)
         few = len(gammas) <= MOST_GAMMAS
-        condition = f"be at most {MOST_GAMMAS}"
-        require("InContextAgent", "number of gammas", len(gammas), few, condition)
+        condition = f"have at most {MOST_GAMMAS} numbers"
+        require("InContextAgent", "gammas", list(gammas), few, condition)
         self.gammas = tuple(float(gamma) for gamma in gammas)
         self.action_space = ActionSpace(
             action_spec,

@@ -9,7 +9,7 @@ import torch
 
 from yamame.checks import UsageError, format_value, require
 from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
-from yamame.files.paths import check_tree
+from yamame.files.paths import check_tree, typed_file
 from yamame.system.messages import one_line
 
 Which = Literal["best", "last"]
@@ -41,8 +41,7 @@ def read_checkpoint(
             raise UsageError(f"load: no {which} checkpoint in {source}")
         return _read([file], which, optional)
     if path.exists():
-        # The path was typed, so it may itself be a link.
-        return _read([path.resolve()], which, optional)
+        return _read([typed_file(path)], which, optional)
     if "/" in source or "." in source:  # ids have neither
         raise UsageError(
             f"load: {source} must be a run directory or a checkpoint, it does not exist"

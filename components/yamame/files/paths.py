@@ -7,6 +7,7 @@ would make it wait forever. All such paths are checked and opened here:
 - `open_regular` opens one file, and refuses links, pipes and devices; `read_regular` reads it;
 - `create_file` makes a new file, and follows nothing that lies at its path;
 - `inside` resolves a name that a file gives, and refuses what lies outside of its folder;
+- `typed_file` resolves the name of a file that the user gives;
 - `check_tree` looks at all that is in a folder.
 
 The folder itself, and what is above it, were typed by the user and may be links.
@@ -39,10 +40,15 @@ class UnsafePathError(UsageError):
     Args:
         path: The path.
         reason: What is wrong with it.
+        remedy: What the user can do.
     """
 
-    def __init__(self, path: str | Path, reason: str) -> None:
-        remedy = "remove it, or copy the files that it stands for"
+    def __init__(
+        self,
+        path: str | Path,
+        reason: str,
+        remedy: str = "remove it, or copy the files that it stands for",
+    ) -> None:
         super().__init__(f"{path} is refused: {reason}", remedy=remedy)
         self.path = Path(path)
         self.reason = reason
@@ -92,28 +98,37 @@ def open_descriptor(path: str | Path, flags: int = _READ_ONLY) -> int:
             written and has a second name (a hard link); it claims a size that is not on the disk.
     """
     if not flags & os.O_CREAT or os.path.lexists(path):
-        _check_content(path, check_regular(path), flags)
+        _require_one_name(path, check_regular(path), flags)
     # The flags matter only if the file was replaced since it was looked at.
     descriptor = os.open(path, flags | _NO_LINK | _NO_WAIT | _CLOSED_ON_EXEC, 0o666)
     try:
         status = os.fstat(descriptor)
         _require_regular(path, status)
-        _check_content(path, status, flags)
+        _require_one_name(path, status, flags)
+        _require_content(path, status, descriptor)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _check_content(path: str | Path, status: os.stat_result, flags: int) -> None:
-    """Raise if writing to a file would change another one, or reading it would not end."""
+def _require_one_name(path: str | Path, status: os.stat_result, flags: int) -> None:
+    """Raise if writing to a file would change one with another name."""
     if flags & _WRITING and status.st_nlink > 1:
-        raise UnsafePathError(path, "it is to be written and has another name, too (a hard link)")
-    # A file of terabytes takes no room if it consists of holes. Disks that compress their files
-    # store at least some of them.
+        reason = "it is to be written and has another name, too (a hard link)"
+        raise UnsafePathError(path, reason, "replace it by a copy")
+
+
+def _require_content(path: str | Path, status: os.stat_result, descriptor: int) -> None:
+    """Raise if most of a large file is not on the disk, so that reading it would hardly end."""
     stored = status.st_blocks * _BLOCK
-    if status.st_size >= _SPARSE and stored < status.st_size // 8:
-        raise UnsafePathError(path, f"its size is {status.st_size} bytes, the disk holds {stored}")
+    if status.st_size < _SPARSE or stored >= status.st_size // 8:
+        return
+    # Some file systems do not count blocks; those that know no holes find one at the end alone.
+    if os.lseek(descriptor, 0, os.SEEK_HOLE) < status.st_size:
+        reason = f"its size is {status.st_size} bytes, the disk holds {stored}"
+        raise UnsafePathError(path, reason, "bring it back from a copy")
+    os.lseek(descriptor, 0, os.SEEK_SET)
 
 
 def read_regular(path: str | Path, *, most: int | None = None) -> bytes:
@@ -130,7 +145,8 @@ def read_regular(path: str | Path, *, most: int | None = None) -> bytes:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
-            raise UnsafePathError(path, f"it has {size} bytes, at most {most} are read")
+            reason = f"it has {size} bytes, at most {most} are read"
+            raise UnsafePathError(path, reason, "bring it back from a copy")
         return file.read()
 
 
@@ -172,6 +188,23 @@ def inside(home: str | Path, name: str | Path) -> Path:
     return path
 
 
+def typed_file(path: str | Path) -> Path:
+    """Return a file that a user has named, with links resolved.
+
+    The file may be a link to another one in its folder, such as ``latest.pt``. A link that leads
+    out of the folder could be a stranger's. Folders above the file may be links to anywhere.
+
+    Raises:
+        UnsafePathError: It is a link that leads out of its folder.
+    """
+    home = Path(path).absolute().parent.resolve()
+    resolved = Path(path).resolve()
+    if not resolved.is_relative_to(home):
+        reason = f"it is a link that leads out of its folder, to {resolved}"
+        raise UnsafePathError(path, reason, "name that file itself")
+    return resolved
+
+
 def check_tree(folder: str | Path, *, but_for: frozenset[str] = frozenset()) -> None:
     """Raise if a folder holds, at any depth, anything but folders and regular files.
 
@@ -187,7 +220,8 @@ def check_tree(folder: str | Path, *, but_for: frozenset[str] = frozenset()) -> 
     while waiting:
         place, depth = waiting.pop()
         if depth > _DEEPEST:
-            raise UnsafePathError(place, f"it lies more than {_DEEPEST} folders deep in {folder}")
+            reason = f"it lies more than {_DEEPEST} folders deep in {folder}"
+            raise UnsafePathError(place, reason, "remove it")
         for entry in _entries(place):
             if entry.name in but_for:
                 continue

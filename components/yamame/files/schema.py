@@ -34,7 +34,7 @@ _DEEPEST = 300
 """Levels of nesting; functions that follow them call themselves up to three times for each."""
 _LONGEST_NAME = 1000
 _LONGEST_SHOWN = 60
-_SHARED = 4
+_SHARED = 16
 """Tensors of a file may share memory: tied weights have two names. Their sizes may thus exceed that
 of the file, but not by this factor."""
 _SLACK = 2**20

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from yamame.checks import SettingError
-from yamame.files.paths import check_tree
+from yamame.files.paths import check_tree, typed_file
 from yamame.training.learner import Learner
 
 Row = dict[str, Any]
@@ -31,7 +31,7 @@ def bundle_file(path: Path) -> Path:
     if file is None or not file.exists():
         condition = "be a bundle, as runs write them to <run>/nonfinite"
         raise SettingError("bundle", str(path), condition)
-    return file.resolve()  # a file that was typed may be a link
+    return typed_file(file)
 
 
 def recompute(learner: Learner, batch: TensorDictBase) -> dict[str, dict[str, Tensor]]:

@@ -13,6 +13,7 @@ from yamame.checks import SettingError
 from yamame.cli.jobs import parts_of_one
 from yamame.cli.names import file_name
 from yamame.files.identity import is_one_of, key_of, makes_another_name
+from yamame.files.run_directory import check_run
 from yamame.runs import api
 from yamame.runs.callbacks import Callback
 from yamame.runs.run import Run
@@ -58,13 +59,16 @@ def group_folder(run: DictConfig, overrides: Sequence[str], *, prefix: str) -> P
         prefix: Begins such a name.
 
     Raises:
-        UsageError: ``run.name`` cannot be the name of a folder.
+        UsageError: ``run.name`` cannot be the name of a folder, or the folder holds a link or a
+            pipe.
     """
     name = str(run.name or "")
     if "/" in name or name.startswith("."):
         raise SettingError("run.name", name, "be the name of a folder")
     if name:
-        return Path(run.root) / name
+        folder = Path(run.root) / name
+        check_run(folder)
+        return folder
 
     named = []
     for text in overrides:

@@ -17,8 +17,10 @@ from yamame.cli.validation import parameters_of, validated
 from yamame.deploy.build import load_weights
 from yamame.deploy.load import agent_folder, read_saved
 from yamame.deploy.sources import Which, read_checkpoint
+from yamame.files.identity import complete_timestep_encoder
 from yamame.files.trust_record import Recorded, recorded
-from yamame.files.trusted import check_file, prefixes_of, without_foreign_weights
+from yamame.files.trusted import prefixes_of, without_foreign_weights
+from yamame.files.untrusted import check_file
 from yamame.runs.build import build_agent, build_env, check_device
 from yamame.runs.earlier import complete_env
 from yamame.runs.novelty import what_is_new
@@ -86,7 +88,7 @@ class Trained:
         Raises:
             UsageError: The weights do not fit an agent for this environment.
         """
-        agent = build_agent(self.config, env)
+        agent = build_agent(self.config, env, is_new=False)
         hint = "; a changed setting of env may be why"
         load_weights(agent, self.weights, source=self.source, fit="the environment", hint=hint)
         return agent.eval()
@@ -142,7 +144,7 @@ def load_trained(
     trust = [*trust, *own.packages]
     _check_config(source, given, trust, own, env or {})
     # Every path in the configuration of a downloaded run is dropped before anything is built.
-    config = dict(without_foreign_weights(given))
+    config = dict(without_foreign_weights(complete_timestep_encoder(given)))
     config["device"] = check_device(device)
     config["trust"] = trust  # from the caller and the user's record, never from the file
 
@@ -208,7 +210,10 @@ def _check_config(
     hint = None
     if own.elsewhere:
         names = " and ".join(f"{name} from {folder}" for name, folder in own.elsewhere.items())
-        hint = f"the run has imported {names}, start the command there or trust what is found here"
+        hint = (
+            f"the run has imported {names}: start the command there. Another package of this name "
+            "must be in trust=[...]"
+        )
     with at_source(str(source)):
         # Paths of pretrained weights in the file are dropped, not opened.
         checked = without_foreign_weights({**config, "env": _without(config["env"], env)})
