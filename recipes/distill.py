@@ -40,6 +40,7 @@ from yamame.files.atomic import write_json
 from yamame.report.figures import learning_curve
 from yamame.runs import build
 from yamame.runs.callbacks import Callback
+from yamame.runs.extras import reported
 from yamame.runs.held_out import held_out_env, play_held_out
 from yamame.runs.histories import build_history_transform, improvement, longer_episodes
 from yamame.runs.playing import EvaluationSettings
@@ -138,7 +139,8 @@ def write_curves(run: Run, results: dict[str, EvaluationResult]) -> None:
         if name != "source":
             curves[name] = (range(1, len(means) + 1), means)
     path = run.path / "in_context.png"
-    run.tracker.log_artifact(learning_curve(path, curves, x_label="trial", y_label="return"))
+    with reported(f"{run.name}: {path.name}"):
+        run.tracker.log_artifact(learning_curve(path, curves, x_label="trial", y_label="return"))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ if __name__ == "__main__":
     check_command_line("doctor", without_sweeps="the doctor looks at one run")
 
 # isort: split
-from contextlib import closing
+import io
+from contextlib import closing, redirect_stderr
 
 from yamame.cli.app import main
 from yamame.cli.front import fail
@@ -71,7 +72,12 @@ def check_parts(cfg: DoctorConfig) -> list[str]:
     if problems:
         # Other problems show on the CPU, too.
         cfg = with_changes(cfg, {"device": "cpu"})
-    with collecting(problems), closing(build_env(cfg, num_envs=1, seed=0)) as env:
+    # The trial builds the same parts and collects their warnings.
+    with (
+        collecting(problems),
+        redirect_stderr(io.StringIO()),
+        closing(build_env(cfg, num_envs=1, seed=0)) as env,
+    ):
         build_agent(cfg, env)
     return problems
 

@@ -37,6 +37,7 @@ from yamame.files.identity import key_of
 from yamame.files.run_directory import check_folder
 from yamame.report import evaluations
 from yamame.runs import diagnosis
+from yamame.runs.extras import reported
 from yamame.runs.playing import RunEvaluator
 from yamame.runs.trained import load_from_options
 
@@ -78,17 +79,17 @@ def evaluate_runs(cfg: EvaluateConfig) -> dict[str, Any]:
     if len(everyone) > 1:
         resampling = Resampling(confidence=cfg.confidence)
         report |= evaluations.compare(run_reports, baseline_reports, resampling)
-    maps = []
-    if cfg.attention:
-        maps = [run.attention(most_steps=cfg.attention_steps) for run in everyone]
 
     output.mkdir(parents=True, exist_ok=True)
-    evaluations.draw(output, reports, maps)
     path = write_json(output / "evaluation.json", report)
-    tables = {}
-    for name, found in evaluations.diagnoses(reports).items():
-        tables[name] = diagnosis.table_rows(found)
-    evaluations.print_tables(report, tables)
+    with reported("pictures"):
+        drawn = everyone if cfg.attention else []
+        maps = [run.attention(most_steps=cfg.attention_steps) for run in drawn]
+        evaluations.draw(output, reports, maps)
+    with reported("tables"):
+        found = evaluations.diagnoses(reports)
+        tables = {name: diagnosis.table_rows(memory) for name, memory in found.items()}
+        evaluations.print_tables(report, tables)
     print(path)
     return report
 

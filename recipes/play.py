@@ -34,14 +34,16 @@ from yamame.cli.app import main
 from yamame.cli.nodes import plain
 from yamame.cli.settings import PlayConfig
 from yamame.evaluation import describe_step, describe_timestep, play_episode
+from yamame.evaluation.bound import EndlessEpisodes
 from yamame.evaluation.episode import render_frame
 from yamame.files.run_directory import check_folder
 from yamame.report.figures import write_gif, write_mp4
 from yamame.report.terminal import half_blocks
+from yamame.runs.extras import reported
 from yamame.runs.trained import load_from_options
 from yamame.spaces import Spaces
 from yamame.spaces.from_specs import spaces_of
-from yamame.system.messages import one_line
+from yamame.system.messages import one_line, warnings_as_lines
 from yamame.system.user_code import UserCodeError
 
 WRITERS = {"gif": write_gif, "mp4": write_mp4}
@@ -75,6 +77,8 @@ class Spectator:
                 print(half_blocks(self.frames[-1], width=self._width))
         except (NotImplementedError, UserCodeError) as error:
             self.reasons.add(str(error))
+        except Exception as error:  # of any library that draws
+            self.reasons.add(f"{type(error).__name__}: {one_line(error)}")
         if "next" in step.keys():
             print(describe_step(step, self._spaces))
         else:
@@ -93,7 +97,8 @@ def play(cfg: PlayConfig) -> float:
         spectator = Spectator(cfg, env)
         policy = trained.build_agent(env).policy(gamma_index=gamma_index)
         instruct(env, cfg.instruction)
-        episode = play_episode(policy, env, watch=spectator, **options)
+        with warnings_as_lines(EndlessEpisodes):
+            episode = play_episode(policy, env, watch=spectator, **options)
 
     total = float(episode["next", "reward"].sum())
     print(f"return {total:g} in {episode.shape[-1]} steps")
@@ -101,9 +106,10 @@ def play(cfg: PlayConfig) -> float:
         name = trained.config.env["_target_"].rpartition(".")[2]
         print(f"no video of {name}: {reason}", file=sys.stderr)
     if spectator.frames:
-        folder.mkdir(parents=True, exist_ok=True)
-        write = WRITERS[cfg.video]
-        print(write(folder / f"episode.{cfg.video}", np.stack(spectator.frames), fps=cfg.fps))
+        with reported(f"episode.{cfg.video}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            file = folder / f"episode.{cfg.video}"
+            print(WRITERS[cfg.video](file, np.stack(spectator.frames), fps=cfg.fps))
     return total
 
 

@@ -61,6 +61,7 @@ SHARED_WITH_ENVS = {
 """What environments may import of yamame: the format, what instructions and actions are, and how
 spaces are read.
 """
+GYMNASIUM = ("gymnasium", "cloudpickle")  # Gymnasium itself needs the latter
 SHARED_WITH_COMPONENTS = {"yamame.files.paths", "yamame.files.schema"}
 """What components may import of the floors above: how files of others are opened and checked."""
 GYMNASIUM_FILES = ("gymnasium_env.py", "registration.py")
@@ -115,7 +116,7 @@ def is_allowed(file: Path, module: str) -> bool:
         return is_shared or not is_below(module, {"yamame.recipes", *above})
     if root == "envs":
         hosts = len(file.parts) > 3 and file.parts[2] in HOSTS
-        gymnasium = name == "gymnasium" and (hosts or file.name in GYMNASIUM_FILES)
+        gymnasium = name in GYMNASIUM and (hosts or file.name in GYMNASIUM_FILES)
         shared = module == "yamame" or is_below(module, SHARED_WITH_ENVS)
         return name in TORCH or name == "yamame_envs" or shared or gymnasium
     if root == "recipes":

@@ -182,8 +182,10 @@ def on_rank0(task: Callable[[], T]) -> T:
     try:
         result = task() if is_rank0() else None
     except BaseException as error:
-        # The exit status of a SystemExit; 1 as Python's own for any other error.
-        failure = getattr(error, "code", 1)
+        # The exit status of a SystemExit; 1 as Python's own for any other error. An error of user
+        # code may have an attribute of this name, of any type.
+        code = getattr(error, "code", 1)
+        failure = code if isinstance(code, int) else 1
         raise
     finally:
         # Also after an error: the other ranks are waiting.

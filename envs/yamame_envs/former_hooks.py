@@ -56,6 +56,9 @@ def link_former_names(owner: type, names: Mapping[str, str]) -> None:
     defined = vars(owner)
     for former, name in names.items():
         if name in defined:
+            # An abstract method has nothing to call, and would have to be implemented twice.
+            if getattr(defined[name], "__isabstractmethod__", False):
+                continue
             setattr(owner, former, defined[name])
         elif former in defined:
             setattr(owner, name, defined[former])

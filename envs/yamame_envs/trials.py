@@ -344,8 +344,27 @@ class RepeatedTrials(ContextEnv):
         return ended | (self._state["trial"] >= self._num_trials)
 
     def render(self, env_id: int = 0) -> npt.NDArray[np.uint8]:
-        """Draw one env of the inner environment: ``[H, W, 3]`` uint8 RGB."""
-        picture: npt.NDArray[np.uint8] = self.env.render(env_id)
+        """Draw one env of the inner environment: ``[H, W, 3]`` uint8 RGB.
+
+        Raises:
+            NotImplementedError: The inner environment has no pictures, or only one of its first
+                env.
+        """
+        name = type(self.env).__name__
+        try:
+            render = getattr(self.env, "render", None)
+        except RecursionError:
+            # TorchRL's batched environments raise this for names that their members lack.
+            render = None
+        if not callable(render):
+            raise NotImplementedError(f"{name}: it has no method render()")
+        picture: npt.NDArray[np.uint8]
+        if isinstance(self.env, ContextEnv):
+            picture = render(env_id)
+        elif env_id == 0:
+            picture = render()
+        else:
+            raise NotImplementedError(f"{name}: only its first env can be drawn")
         return picture
 
     def state_dict(self) -> dict[str, Any]:

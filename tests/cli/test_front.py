@@ -1,7 +1,9 @@
 """What is answered before torch is loaded, as a user meets it: in a process of its own."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -261,3 +263,26 @@ def test_no_garbage_is_looked_for_among_what_is_imported_and_later_again(tmp_pat
         [sys.executable, "-c", LOADING], cwd=tmp_path, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interruption_while_a_recipe_is_imported_is_a_line(tmp_path):
+    (tmp_path / "hydra.py").write_text("raise KeyboardInterrupt\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(RECIPES / "evaluate.py"), "run=a"]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.stderr == "evaluate: interrupted\n"
+    assert done.returncode in (-signal.SIGINT, 130)
+    # Any other error keeps its traceback.
+    (tmp_path / "hydra.py").write_text("raise ZeroDivisionError\n")
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.stderr.startswith("Traceback")
+
+
+def test_closed_streams_are_replaced(tmp_path):
+    command = f"{sys.executable} {RECIPES / 'train.py'} sed=1 >&- 2>&-"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (2, b"", b"")

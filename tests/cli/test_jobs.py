@@ -172,7 +172,7 @@ def test_rows_are_of_the_jobs_that_ran_where_more_is_swept_over_than_the_command
 
 
 @pytest.mark.parametrize("added", ["+own=seeds", "hydra/sweeper=basic"])
-def test_no_job_is_made_up_where_others_are_tried_than_the_command_line_says(
+def test_jobs_of_the_sweeper_s_parameters_are_planned_with_those_of_the_command_line(
     sweep, tmp_path, added
 ):
     def interrupted(cfg):
@@ -183,10 +183,13 @@ def test_no_job_is_made_up_where_others_are_tried_than_the_command_line_says(
         "# @package hydra.sweeper\nparams: {seed: '0,4'}\n"
     )
     _, out, _ = sweep(interrupted, "-m", added, "size=2,3")
-    assert [line.split()[:2] for line in out.splitlines()[-3:-1]] == [
-        ["job", "became"],
-        ["0", "stopped"],
-    ]
+    overrides = [f"size={size}" for size in (2, 3)]
+    if added == "+own=seeds":
+        overrides = [f"seed={seed} {size}" for seed in (0, 4) for size in overrides]
+    rows = [" ".join(line.split()) for line in out.splitlines()[-1 - len(overrides) : -1]]
+    states = ["stopped", *["not begun"] * (len(overrides) - 1)]
+    expected = zip(range(len(overrides)), states, overrides, strict=True)
+    assert rows == [f"{number} {state} {text}" for number, state, text in expected]
 
 
 def test_rows_are_of_the_jobs_that_ran_whatever_their_order(sweep):

@@ -1,13 +1,18 @@
 """Rounds of complete episodes: one per env, acted out by one policy, exactly resumable."""
 
+import gymnasium
+import numpy as np
+import pytest
 import torch
+from gymnasium import spaces
+from tensordict.nn import TensorDictModule
 from yamame.agent import InContextAgent
 from yamame.collectors import EpisodeCollector
 from yamame.heads import ActorHead, PopArt, make_critic
 from yamame.replay import OnPolicyBuffer
 from yamame.timestep import make_timestep_encoder
 from yamame.trajectory import GRUEncoder
-from yamame_envs import MetaFrozenLake
+from yamame_envs import HostedEnv, MetaFrozenLake
 
 NUM_ENVS = 6
 
@@ -116,3 +121,31 @@ def test_a_restored_collector_plays_on_exactly():
     whole.collect(50)
     first, second = held.take(), different.take()
     assert first.shape != second.shape or not (first == second).all()
+
+
+class Endless(gymnasium.Env):
+    observation_space = spaces.Box(0, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize(("limit", "refused"), [(None, True), (25, False)])
+def test_a_round_that_would_never_end_is_refused(limit, refused, monkeypatch):
+    monkeypatch.setattr("yamame.collectors.episodes._PATIENCE", 20)
+    env = HostedEnv(Endless, num_envs=2, time_limit=limit)
+
+    def choose(observation):
+        return torch.zeros(len(observation), dtype=torch.int64)
+
+    policy = TensorDictModule(choose, in_keys=["observation"], out_keys=["action"])
+    collector = EpisodeCollector(env, policy, OnPolicyBuffer())
+    if refused:
+        with pytest.raises(ValueError, match=r"within 20 steps.*env\.time_limit"):
+            collector.collect(1)
+    else:
+        assert collector.collect(1).lengths.tolist() == [25, 25]

@@ -2,7 +2,6 @@
 
 import warnings
 from functools import cache, partial
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -46,10 +45,6 @@ def make(choice: str, *, num_envs: int = 3, seed: int = 5) -> EnvBase:
 
 @cache
 def reason_to_skip(choice: str) -> str | None:
-    if choice == "gym_goals" and find_spec("gymnasium_robotics") is None:
-        return (
-            "the package gymnasium_robotics must be installed, run: pip install 'yamame[robotics]'"
-        )
     try:
         make(choice, num_envs=1).close()
     except UsageError as error:

@@ -4,15 +4,12 @@ with the run.
 
 import json
 import signal
-from types import SimpleNamespace
 
 import pytest
 import yamame
-from omegaconf import OmegaConf
 from yamame.checks import UsageError
 from yamame.files.run_directory import RunDirectory
 from yamame.runs import CostLimit, EarlyStopping
-from yamame.runs.callbacks import EndlessWarning
 from yamame.system.signals import SIGNALS
 
 TINY = ("debug=tiny", "env=tmaze", "env.length=8", "encoder=gru", "logger=none", "run.name=a")
@@ -99,6 +96,13 @@ def test_events_come_in_the_order_of_the_loop_and_looking_changes_nothing(compon
     assert [place for place in witness.seen if place[0] == "collect"][-1][1] == last[0]
     unseen = yamame.train(*TINY, long, "run.name=b")
     assert differing(components(run.path), components(unseen.path)) == []
+
+
+def test_playing_at_random_changes_no_number_of_a_run(monkeypatch, components, differing):
+    run = yamame.train(*TINY)
+    monkeypatch.setattr("yamame.runs.advice.play_randomly", lambda run, seconds: None)
+    other = yamame.train(*TINY, "run.name=b")
+    assert differing(components(run.path), components(other.path)) == []
 
 
 def test_what_a_callback_raises_ends_the_run_as_failed_and_still_tells_the_end():
@@ -209,6 +213,14 @@ def test_an_agent_is_evaluated_once_and_told_once():
     assert [steps for _, steps, _ in evaluated] == [64, 128]
 
 
+def test_early_stopping_that_has_no_evaluation_to_judge_says_so(capsys):
+    stopping = ("callbacks=early_stopping", "budget.updates=null", "budget.env_steps=128")
+    yamame.train(*TINY, *stopping)
+    assert capsys.readouterr().err.count("smaller evaluation.interval") == 1
+    yamame.train(*TINY, *stopping, "run.name=b", "evaluation.interval=64")
+    assert "evaluation.interval" not in capsys.readouterr().err
+
+
 class Misspelled(yamame.Callback):
     def on_evaluated(self, run, result): ...
 
@@ -223,15 +235,6 @@ def test_an_event_that_there_is_not_and_what_is_no_list_are_refused():
         UsageError, match=r"callbacks: must be a list of yamame\.Callback, got 'Witness'"
     ):
         yamame.train(*TINY, callbacks=Witness())
-
-
-def test_episodes_that_do_not_end_are_told_once(monkeypatch, capsys):
-    monkeypatch.setattr("yamame.runs.callbacks._LONG_WITHOUT_AN_END", 20)
-    settings = ("budget.updates=null", "budget.env_steps=192", "evaluation.max_steps=5")
-    yamame.train(*TINY, "env.length=500", *settings)
-    assert capsys.readouterr().err.count("no episode has ended in ") == 1
-    yamame.train(*TINY, "run.name=b", *settings)
-    assert "no episode" not in capsys.readouterr().err
 
 
 def test_that_binned_critics_clip_their_targets_is_told_once(capsys):
@@ -294,16 +297,6 @@ def test_one_of_a_foreign_module_is_named_in_a_configuration(own_module, tmp_pat
         yamame.train(*TINY, *own)
     run = yamame.train(*TINY, *own, "trust=[mylab_callbacks.]")
     assert (tmp_path / "seen.txt").read_text() == f"a FINISHED {run.objective}\n"
-
-
-def test_a_run_whose_schedule_names_no_environments_is_warned_of_endless_episodes(capsys):
-    progress, cfg = SimpleNamespace(outcome=None), OmegaConf.create({"schedule": {}})
-    run, episodes = (
-        SimpleNamespace(progress=progress, cfg=cfg),
-        SimpleNamespace(lengths=[], num_steps=2000),
-    )
-    EndlessWarning().on_collect(run, episodes)
-    assert "no episode has ended in 2000 steps" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -2,7 +2,11 @@
 them, whatever their type and wherever they are raised.
 """
 
+import contextlib
+import errno
 import importlib
+import importlib.util
+import io
 import json
 import sys
 from dataclasses import dataclass
@@ -396,3 +400,66 @@ def test_jobs_of_a_sweep_report_the_same(fail, tmp_path):
     report = f"agent.loss (parts.Loss.forward): KeyError: 'loss' ({place_of('Loss.forward')})"
     assert all(report in line for line in lines)
     assert out.count(report) == 2  # in the table
+
+
+def test_a_run_is_not_begun_without_ray(runner, tmp_path, monkeypatch):
+    (tmp_path / "ray.py").write_text(
+        "def is_initialized():\n    return False\n\n\n"
+        "def init(*args, **options):\n    raise Exception('The current node timed out')\n"
+    )
+    spec = importlib.util.spec_from_file_location("ray", tmp_path / "ray.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, "ray", module)
+    status, _, errors = runner("train")("collector=ray", "debug=tiny", "logger=none", "encoder=gru")
+    assert (status, errors.count("\n")) == (1, 1)
+    assert errors.startswith("train: RayCollector: Ray does not start: Exception: The current node")
+    assert not (tmp_path / "runs").exists()
+
+
+BARE = """
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Bare(gymnasium.Env):
+    action_space = spaces.Discrete(2)
+
+    def close(self):
+        raise ValueError("no window")
+
+
+gymnasium.register("Bare-v0", Bare)
+"""
+
+
+def test_an_environment_without_a_space_is_told_so_whatever_its_close_does(
+    runner, tmp_path, monkeypatch
+):
+    (tmp_path / "bare_envs.py").write_text(BARE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = ("env=gym", "env.id=bare_envs:Bare-v0", "debug=tiny", "logger=none")
+    status, _, errors = runner("train")(*given)
+    gymnasium.registry.pop("Bare-v0", None)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert "observation_space must be a space of Gymnasium" in errors
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("stream", ["broken", "closed", "full"])
+def test_a_run_ends_as_it_would_without_a_reader_of_its_output(fail, tmp_path, monkeypatch, stream):
+    class Stream(io.StringIO):
+        def write(self, text):
+            if stream == "broken":
+                raise BrokenPipeError
+            raise ValueError("closed") if stream == "closed" else OSError(errno.ENOSPC, "full")
+
+    # In this process the runner redirects both streams: print to ours instead.
+    for name in ("redirect_stdout", "redirect_stderr"):
+        former = getattr(contextlib, name)
+        monkeypatch.setattr(contextlib, name, lambda _, former=former: former(Stream()))
+    status, _, _ = fail("Loss.forward", KeyError("loss"))
+    assert status == 1
+    assert summary(tmp_path)["status"] == "FAILED"
+    assert "# Loss.forward" in (tmp_path / "runs/a/error.txt").read_text()

@@ -83,7 +83,7 @@ def test_training_and_an_agent_take_the_same_numbers(name, deployed):
     space, good, bad = NUMBERS[name]
     agent, _ = deployed(make_env(space, ACTIONS["discrete"]))
     for value in [*good, *bad]:
-        env = HostedEnv(lambda value=value: Wandering(space, value), num_envs=1)
+        env = HostedEnv(lambda value=value: Wandering(space, value), num_envs=1, bounds="raise")
         refusal = ""
         try:
             env.reset()

@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import Binary, Bounded, Categorical, Composite, Unbounded
 from yamame.timestep import (
+    FlattenedWarning,
     Input,
     MLPGoalEncoder,
     MLPTimestepEncoder,
@@ -154,3 +155,77 @@ def test_pictures_that_the_chosen_encoder_cannot_read_are_refused():
         ValueError, match=r"NatureCNN: shape must have at least 36 x 36 pixels, got \(32, 32, 3\)"
     ):
         make_timestep_encoder({"pixels": Input((32, 32, 3), "image")}, image_encoder="nature")
+
+
+FLOATS = Input((36, 40, 3), "image", max_value=255.0)
+
+
+def test_floats_are_scaled_by_their_bound_as_bytes_are():
+    bytes_, floats = Input((36, 40, 3), "image"), FLOATS
+    torch.manual_seed(0)
+    of_bytes = make_timestep_encoder({"observation": bytes_})
+    torch.manual_seed(0)
+    of_floats = make_timestep_encoder({"observation": floats})
+    pixels = torch.randint(256, (2, 36, 40, 3), dtype=torch.uint8)
+    one = of_bytes(TensorDict(observation=pixels, batch_size=2))["features"]
+    other = of_floats(TensorDict(observation=pixels.float(), batch_size=2))["features"]
+    torch.testing.assert_close(one, other)
+    shares = of_floats(TensorDict(observation=pixels / 255, batch_size=2))["features"]
+    assert not torch.allclose(one, shares)
+
+
+def test_bytes_alone_is_the_encoder_of_earlier_versions():
+    inputs = {
+        "bytes": Input((36, 36, 3), "image"),
+        "floats": FLOATS,
+        "frames": Input((4, 36, 36, 3), "image"),
+    }
+    assert len(make_timestep_encoder(inputs).encoders) == 3
+    module = make_timestep_encoder(inputs, images="bytes")
+    assert module.encoded_keys == ["bytes"]
+    assert module.in_sizes == {"floats": FLOATS.size, "frames": 4 * 36 * 36 * 3}
+
+
+def test_narrow_tables_of_bytes_are_vectors_and_need_no_word(recwarn):
+    module = make_timestep_encoder({"hand": Input((2, 8), "image"), "time": Input((1,))})
+    assert module.in_sizes == {"hand": 16, "time": 1}
+    assert not recwarn
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        (Input((64, 64, 2)), 8192),
+        (Input((2, 4, 32, 32, 3)), 24576),
+        (Input((9, 9, 9), "image", max_value=1.0), 729),
+        (Input((4, 64, 3, 64), "image"), 49152),
+        (Input((2, 3000), "image"), 6000),
+    ],
+)
+def test_what_is_flattened_although_it_is_large_is_named_with_its_size(value, size):
+    with pytest.warns(FlattenedWarning, match=f"camera .*is read as {size} numbers") as caught:
+        module = make_timestep_encoder({"camera": value, "time": Input((1,))})
+    assert module.in_sizes["camera"] == size
+    assert len(caught) == 1
+    assert "timestep_encoder=mlp" in str(caught[0].message)
+
+
+@pytest.mark.parametrize("value", [Input((64, 64)), Input((8192,)), FLOATS, Input((9, 9), "image")])
+def test_ordinary_inputs_need_no_word(value, recwarn):
+    make_timestep_encoder({"observation": value})
+    assert not recwarn
+
+
+def test_each_picture_has_its_own_channel_axis():
+    inputs = {
+        "front": Input((36, 36, 3), "image"),
+        "back": Input((3, 36, 36), "image"),
+        ("top", "grid"): Input((9, 9, 9), "image"),
+    }
+    with pytest.raises(ValueError, match=r"ambiguous shape \(9, 9, 9\).*top.grid"):
+        make_timestep_encoder(inputs)
+    module = make_timestep_encoder(inputs, channel_axis={"top.grid": "first"})
+    axes = [encoder.image_shape.channel_axis for encoder in module.encoders]
+    assert axes == ["last", "first", "first"]
+    with pytest.raises(ValueError, match=r"channel_axis must name inputs.*got \['side'\]"):
+        make_timestep_encoder(inputs, channel_axis={"side": "first"})

@@ -11,6 +11,12 @@ DECIDED = {
     (4, 84, 80): (4, 84, 80, "first"),
     (7, 7, 3): (3, 7, 7, "last"),
     (7, 9): (1, 7, 9, None),
+    (11, 11, 12): (12, 11, 11, "last"),
+    (3, 3, 64): (64, 3, 3, "last"),
+    (64, 3, 3): (64, 3, 3, "first"),
+    (4, 64, 48, 3): (12, 64, 48, "both"),
+    (4, 3, 64, 48): (12, 64, 48, "first"),
+    (64, 48, 3, 4): (12, 64, 48, "last"),
 }
 
 
@@ -22,7 +28,7 @@ def test_the_smaller_end_holds_the_channels(shape):
     assert pixels.shape == (2, 5, *DECIDED[shape][:3])
 
 
-@pytest.mark.parametrize("shape", [(7, 7, 7), (3, 64, 3), (12, 7, 9), (3, 3, 4)])
+@pytest.mark.parametrize("shape", [(7, 7, 7), (3, 64, 3), (12, 7, 9), (9, 7, 12)])
 def test_a_shape_that_does_not_tell_is_refused_until_it_is_said(shape):
     with pytest.raises(
         ValueError, match=r"Demo: channel_axis must be 'first' or 'last' for .*got 'auto'"
@@ -46,8 +52,9 @@ def test_each_cell_keeps_its_row_and_column():
 @pytest.mark.parametrize(
     ("shape", "axis", "message"),
     [
-        ((5,), "auto", r"shape must have 2 or 3 dimensions, got \(5,\)"),
-        ((1, 2, 3, 4), "last", r"shape must have 2 or 3 dimensions, got \(1, 2, 3, 4\)"),
+        ((5,), "auto", r"shape must have 2, 3 or 4 dimensions, got \(5,\)"),
+        ((3, 3, 3, 3), "last", r"shape must have two adjacent dimensions.*got \(3, 3, 3, 3\)"),
+        ((4, 64, 3, 64), "auto", r"shape must have two adjacent dimensions"),
         (
             (5, 5, 3),
             "middle",
@@ -58,3 +65,17 @@ def test_each_cell_keeps_its_row_and_column():
 def test_impossible_shapes_are_refused(shape, axis, message):
     with pytest.raises(ValueError, match=f"Demo: {message}"):
         ImageShape.of(shape, channel_axis=axis, owner="Demo")
+
+
+@pytest.mark.parametrize("order", ["FHWC", "FCHW", "HWCF"])
+def test_stacked_frames_are_channels_and_each_pixel_keeps_its_place(order):
+    sizes = {"F": 2, "C": 3, "H": 6, "W": 5}
+    pixels = torch.arange(180).reshape([sizes[name] for name in order])
+    batch = pixels.expand(4, *pixels.shape)
+    first = ImageShape.of(pixels.shape, owner="Demo").channels_first(batch)
+    assert first.shape == (4, 6, 6, 5)
+    for index in range(6):
+        frame = pixels.permute([order.index(name) for name in "FCHW"]).reshape(6, 6, 5)
+        if order == "HWCF":  # frames and channels keep the order in which they stand
+            frame = pixels.permute(2, 3, 0, 1).reshape(6, 6, 5)
+        assert torch.equal(first[1, index], frame[index])

@@ -89,8 +89,21 @@ KINDS = {
     ),
     "grey": (lambda b: Unbounded((*b, 84, 80), dtype=torch.uint8), Input((84, 80), "image")),
     "bytes": (lambda b: Bounded(0, 255, (*b, 128), dtype=torch.uint8), Input((128,))),
-    "clips": (lambda b: Bounded(0, 255, (*b, 4, 8, 8, 3), dtype=torch.uint8), Input((4, 8, 8, 3))),
+    "frames": (
+        lambda b: Bounded(0, 255, (*b, 4, 8, 8, 3), dtype=torch.uint8),
+        Input((4, 8, 8, 3), "image"),
+    ),
+    "clips": (
+        lambda b: Bounded(0, 255, (*b, 2, 4, 8, 8, 3), dtype=torch.uint8),
+        Input((2, 4, 8, 8, 3)),
+    ),
+    "shares": (lambda b: Bounded(0, 1, (*b, 8, 9, 3)), Input((8, 9, 3), "image", max_value=1.0)),
+    "depth": (lambda b: Bounded(0, 65535, (*b, 8, 9)), Input((8, 9), "image", max_value=65535.0)),
     "floats": (lambda b: Unbounded((*b, 8, 8, 3)), Input((8, 8, 3))),
+    "angles": (lambda b: Bounded(-1, 1, (*b, 8, 8, 3)), Input((8, 8, 3))),
+    "tens": (lambda b: Bounded(0, 10, (*b, 8, 8, 3)), Input((8, 8, 3))),
+    "narrow": (lambda b: Bounded(0, 1, (*b, 7, 40)), Input((7, 40))),
+    "row": (lambda b: Bounded(0, 1, (*b, 64)), Input((64,))),
     "counts": (lambda b: Unbounded((*b, 8, 8), dtype=torch.int64), Input((8, 8))),
     "word": (lambda b: Categorical(7, shape=b), Input((), "tokens", 7)),
     "words": (lambda b: Categorical(30, shape=(*b, 9)), Input((9,), "tokens", 30)),
@@ -119,10 +132,11 @@ def test_the_leaf_decides_the_kind_and_the_batch_does_not(name, batch):
     [
         (((3,), "sound"), r"kind must be one of \('vector', 'image', 'tokens'\), got 'sound'"),
         (((3, 0),), r"shape must have positive dimensions, got \(3, 0\)"),
-        (((64,), "image"), r"shape must have 2 or 3 dimensions for an image, got \(64,\)"),
+        (((64,), "image"), r"shape must have 2 to 4 dimensions for an image, got \(64,\)"),
         (((3,), "tokens"), "num_tokens must be at least 1, got 0"),
         (((3,), "tokens", 0), "num_tokens must be at least 1, got 0"),
         (((3,), "vector", 5), "num_tokens must be None for vector, got 5"),
+        (((3,), "vector", None, 1.0), "max_value must be positive, or None for no image, got 1.0"),
     ],
 )
 def test_inputs_that_make_no_sense_are_refused(arguments, message):

@@ -1,6 +1,9 @@
 """Stores that no run can be kept in are refused in one line, before anything is written."""
 
+import contextlib
 import os
+import socket
+import threading
 import time
 
 import pytest
@@ -82,3 +85,36 @@ def test_a_deleted_experiment_takes_no_run_until_it_is_restored(tmp_path):
     check_store(logger(uri, "others"))
     client.restore_experiment(found.experiment_id)
     check_store(logger(uri))
+
+
+@pytest.fixture
+def dripping():
+    """A server that sends the head of an answer, then a blank now and then, for ever."""
+    server = socket.create_server(("127.0.0.1", 0))
+    is_over = threading.Event()
+
+    def drip(connection):
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+            while not is_over.wait(0.1):
+                connection.sendall(b" ")
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                threading.Thread(target=drip, args=[connection], daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    is_over.set()
+    server.close()
+
+
+def test_a_server_that_never_completes_its_answer_is_refused_in_time(dripping, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    before = time.monotonic()
+    with pytest.raises(UsageError, match=rf"tracking_uri: .* got {dripping}: .* within 3 seconds"):
+        check_store(logger(dripping))
+    assert time.monotonic() - before < 30.0  # MLflow itself would wait for ever

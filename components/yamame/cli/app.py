@@ -13,7 +13,6 @@ YAML file must keep Hydra from writing anything itself, as conf/quiet.yaml does.
 
 import functools
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -49,6 +48,7 @@ from yamame.cli.nodes import check
 from yamame.cli.replaced import leave_out_replaced
 from yamame.cli.sections import Config
 from yamame.cli.settings import CONFIGS
+from yamame.cli.sweeps import planned, run_sweep
 from yamame.cli.threads import share_threads
 from yamame.cli.validation import hints_of, is_section, parameters_of
 from yamame.distributed import launched
@@ -109,11 +109,11 @@ def main(
                 stack.enter_context(handling(at_once=True))
             # All jobs are checked before the first begins, and before Hydra sees the sweep.
             if line.is_sweep:
+                line = planned(line)
                 jobs = stack.enter_context(table_of_jobs(*check_sweep(line, model)))
-            run = hydra.main(
-                version_base=VERSION_BASE, config_path=directory, config_name=config_name
-            )
-            run(checked)()
+                run_sweep(line, checked, VERSION_BASE)
+            else:
+                hydra.main(directory, config_name, VERSION_BASE)(checked)()
     except (UsageError, HydraException, OmegaConfBaseException, YAMLError) as error:
         fail(config_name, *explain(error, line))
     except KeyboardInterrupt:
@@ -243,8 +243,3 @@ def _one_line(command: str, cfg: DictConfig) -> Iterator[None]:
 def _jobs_at_once() -> int:
     """Return the number of jobs of a sweep that run at the same time, as joblib's launcher has."""
     return int(HydraConfig.get().launcher.get("n_jobs", 1)) if is_job() else 1
-
-
-def command() -> str:
-    """Return the command line of the present run; in a sweep, of the present job."""
-    return shlex.join(["python", f"recipes/{HydraConfig.get().job.name}.py", *overrides()])

@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -45,6 +46,8 @@ class CommandLine:
         config_name: The main YAML file.
         user_directory: Absolute directory of ``--config-dir``, whose files take precedence.
         is_sweep: True with ``-m``.
+        is_search: True if a sweeper such as Optuna's chooses the jobs.
+        params: Overrides that the configuration of the sweeper adds to those of every job.
     """
 
     flags: tuple[str, ...]
@@ -53,6 +56,8 @@ class CommandLine:
     config_name: str
     user_directory: str | None
     is_sweep: bool
+    is_search: bool = False
+    params: tuple[str, ...] = ()
 
     @property
     def roots(self) -> list[Path]:
@@ -62,14 +67,14 @@ class CommandLine:
             directories.insert(0, self.user_directory)
         return [Path(directory) for directory in directories]
 
-    @property
-    def is_search(self) -> bool:
-        """True if a sweeper such as Optuna's chooses the jobs."""
-        return any("sweeper=" in text for text in self.overrides)
-
     @contextmanager
-    def composing(self) -> Iterator[None]:
-        """Within the block, `composed` looks YAML files up as Hydra does for the command line."""
+    def composing(self, name: str | None = None, kind: type[Hydra] = Hydra) -> Iterator[Hydra]:
+        """Within the block, `composed` looks YAML files up as Hydra does for the command line.
+
+        Args:
+            name: Name of the job for Hydra; None for that of the main YAML file.
+            kind: Class of the instance of Hydra, which the block gets.
+        """
         search_path = create_config_search_path(self.directory)
         if self.user_directory is not None:
             path = f"file://{self.user_directory}"
@@ -79,8 +84,9 @@ class CommandLine:
         former = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
         try:
-            Hydra.create_main_hydra2(task_name=self.config_name, config_search_path=search_path)
-            yield
+            yield kind.create_main_hydra2(
+                task_name=name or self.config_name, config_search_path=search_path
+            )
         finally:
             GlobalHydra.instance().hydra = former
 
@@ -181,7 +187,9 @@ def read_command_line(arguments: Sequence[str], directory: str, config_name: str
         directory,
         given_name,
         user_directory,
-        is_sweep=parsed.multirun,
+        # Hydra's mode may be set as well.
+        is_sweep=parsed.multirun or "hydra.mode=MULTIRUN" in parsed.overrides,
+        is_search=any("sweeper=" in text for text in parsed.overrides),
     )
 
 
@@ -208,23 +216,35 @@ def jobs_of(line: CommandLine) -> Iterator[list[str]]:
         HydraException: An override cannot be parsed.
         UsageError: There is no job or too many, or several values where Hydra takes one.
     """
-    choices = []
-    for override in OverridesParser.create().parse_overrides(list(line.overrides)):
+    texts = [*line.params, *line.overrides]
+    # As in Hydra, a later override of a key takes the place of an earlier one.
+    choices: dict[str, list[str]] = {}
+    for override in OverridesParser.create().parse_overrides(texts):
         text = override.input_line or ""
+        key = override.get_key_element()
         if not (line.is_sweep and override.is_sweep_override()):
-            choices.append([text])
+            choices[key] = [text]
         elif override.is_discrete_sweep():
-            key = override.get_key_element()
-            choices.append([f"{key}={value}" for value in _values(override)])
+            choices[key] = [f"{key}={value}" for value in _values(override)]
             # Counted after each override, so that no product is ever larger than needed.
-            number = math.prod(map(len, choices))
+            number = math.prod(map(len, choices.values()))
             if not 0 < number <= MOST_JOBS:
                 got = f"more than {MOST_JOBS}" if number else "none"
                 raise UsageError(f"{text}: must give 1 to {MOST_JOBS} jobs, got {got}")
         elif not line.is_search:
             raise UsageError(f"{text}: must be values to try, or a search with sweeper=optuna")
-    for job in itertools.product(*choices):
+    for job in itertools.product(*choices.values()):
         yield list(job)
+
+
+def label_of(line: CommandLine, number: int, job: Sequence[str]) -> str:
+    """Return a name of a job: its number, and the overrides that not all jobs have."""
+    fixed = set()
+    for override in OverridesParser.create().parse_overrides([*line.params, *line.overrides]):
+        if not override.is_sweep_override():
+            fixed.add(override.input_line)
+    changed = [text for text in job if text not in fixed]
+    return f"job {number} ({shlex.join(changed)})"
 
 
 def check_launch(hydra_config: Any) -> None:

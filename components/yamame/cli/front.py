@@ -6,6 +6,9 @@ configuration names are checked later, by `yamame.cli.app.main`; only if a value
 checked here, so that all mistakes are printed together.
 """
 
+import yamame.cli.early  # a Ctrl-C may come while the others are imported
+
+# isort: split
 import atexit
 import gc
 import os
@@ -26,11 +29,12 @@ import yamame.cli.threads  # noqa: F401  # sets a variable that torch reads when
 from yamame.checks import UsageError
 from yamame.cli.arguments import ease
 from yamame.cli.command_line import CommandLine, check_launch, jobs_of, keys_of, read_command_line
-from yamame.cli.explain import check_choices, explain
+from yamame.cli.explain import check_choices, explain, naming_job
 from yamame.cli.help import help_text
 from yamame.cli.names import run_name
 from yamame.cli.sections import Config
 from yamame.cli.settings import CONFIGS
+from yamame.cli.sweeps import planned
 from yamame.cli.validation import validated
 from yamame.files.run_directory import checked_path
 from yamame.system.installed import checkout, conf_dir, is_installed
@@ -52,6 +56,7 @@ _SHOWN_BY_HYDRA = (
     "-sc",
     "--shell-completion",
     "--hydra-help",
+    "--resolve",
     "--version",
 )
 
@@ -83,9 +88,12 @@ def check_command_line(
             raise SystemExit
         if flags.intersection(_SHOWN_BY_HYDRA):
             _let_hydra_answer(line, directory, config_name)
+        if line.is_sweep:
+            line = planned(line)
         with line.composing():
-            for overrides in islice(jobs_of(line), _NUM_EARLY_JOBS):
-                _check_job(line, overrides, config_name)
+            for number, overrides in enumerate(islice(jobs_of(line), _NUM_EARLY_JOBS)):
+                with naming_job(line, number, overrides):
+                    _check_job(line, overrides, config_name)
     except (UsageError, HydraException, OmegaConfBaseException, YAMLError) as error:
         fail(config_name, *explain(error, line))
     except (OSError, OutsideError) as error:

@@ -28,7 +28,9 @@ Flags:
   -m                     a sweep: all combinations of values with commas, encoder=gru,lstm seed=0,1
   --cfg job              shows the whole configuration, and runs nothing
   --config-dir DIR       your own YAML files, beside those of the package
-  -sc install=bash       completion: eval "$(... -sc install=bash)"; also zsh and fish"""
+  -sc install=bash       completion: eval "$(... -sc install=bash)"; also zsh and fish
+Environment variables:
+  YAMAME_TRACEBACK=1     prints the traceback of an error, beside its line"""
 
 
 def help_text(line: CommandLine, recipe: Path) -> str:

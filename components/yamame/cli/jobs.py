@@ -25,20 +25,19 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from yamame.checks import UsageError
-from yamame.cli.command_line import CommandLine, check_launch, jobs_of, keys_of
+from yamame.cli.command_line import CommandLine, check_launch, jobs_of, keys_of, label_of
+from yamame.cli.explain import naming_job
 from yamame.cli.failures import is_reported, report
 from yamame.cli.names import run_name
 from yamame.cli.nodes import check
 from yamame.cli.sections import Config
+from yamame.cli.sweeps import SWEEP_VARIABLE as SWEEP_VARIABLE
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of
 from yamame.system.installed import recipe_command
 from yamame.system.messages import first_line, one_line, print_stderr, print_stdout, printable
 from yamame.system.user_code import formatted
 from yamame.tracking.tracker import EXPERIMENT, TRACKING_URI
-
-SWEEP_VARIABLE = "YAMAME_SWEEP"
-"""Environment variable with the folder of the jobs' files."""
 
 Outcome = Literal["ran", "resumed", "done", "failed", "stopped"]
 _PRINTS_ONE_LINE: ContextVar[bool] = ContextVar("prints_one_line", default=False)
@@ -56,6 +55,22 @@ def resuming_command(num_processes: int) -> str:
         per_node = os.environ.get("LOCAL_WORLD_SIZE", num_processes)
         start = f"torchrun --nproc-per-node={per_node} {program}"
 
+    arguments = _places()
+    for text in overrides():
+        if key_of(text) not in ("resume", "run.overwrite"):
+            arguments.append(text)
+    return f"{start} {shlex.join([*arguments, 'resume=true'])}"
+
+
+def command() -> str:
+    """Return the command line of the present run; in a sweep, of the present job."""
+    start = ["python", f"recipes/{HydraConfig.get().job.name}.py"]
+    return shlex.join([*start, *_places(), *overrides()])
+
+
+def _places() -> list[str]:
+    """Return the arguments that name YAML files of the user."""
+    hydra_config = HydraConfig.get()
     arguments = []
     for source in hydra_config.runtime.config_sources:
         # Hydra calls the directory of --config-dir so.
@@ -66,10 +81,7 @@ def resuming_command(num_processes: int) -> str:
     for text in hydra_config.overrides.hydra:
         if key_of(text) == "hydra.searchpath":
             arguments.append(text)
-    for text in overrides():
-        if key_of(text) not in ("resume", "run.overwrite"):
-            arguments.append(text)
-    return f"{start} {shlex.join([*arguments, 'resume=true'])}"
+    return arguments
 
 
 def is_part() -> bool:
@@ -136,6 +148,10 @@ def check_sweep(
 ) -> tuple[Path, list[list[str]], list[str]]:
     """Compose and check every job of a sweep.
 
+    Args:
+        line: Command line, see `yamame.cli.sweeps.planned`.
+        model: Model of the settings; None: settings are not checked.
+
     Returns:
         The directory of the sweep; the overrides of its jobs, empty if a search chooses them; the
         commands that make pages of its runs, one per MLflow experiment.
@@ -144,30 +160,27 @@ def check_sweep(
         UsageError: A configuration is wrong, or two jobs share a directory.
     """
     jobs = list(jobs_of(line))
-    # Labels show only what differs between jobs.
-    common = set.intersection(*map(set, jobs))
     owners: dict[Path, str] = {}
     reports: list[str] = []
     sweep_dir = Path()
     with line.composing():
         for number, job in enumerate(jobs):
-            cfg = line.composed(job, whole=True)
-            hydra_config = cfg.hydra
-            check_launch(hydra_config)
-            sweep_dir = Path(hydra_config.sweep.dir)
-            # Names of runs need Hydra's section, models do not know it.
-            with open_dict(cfg):
-                del cfg["hydra"]
-            check(cfg, model, overridden=keys_of(job))
+            with naming_job(line, number, job):
+                cfg = line.composed(job, whole=True)
+                hydra_config = cfg.hydra
+                check_launch(hydra_config)
+                sweep_dir = Path(hydra_config.sweep.dir)
+                # Names of runs need Hydra's section, models do not know it.
+                with open_dict(cfg):
+                    del cfg["hydra"]
+                check(cfg, model, overridden=keys_of(job))
 
             report = _report_of(cfg)
             if report is not None and report not in reports:
                 reports.append(report)
             if OmegaConf.is_dict(cfg.get("run")):
                 path = (Path(cfg.run.root) / run_name(cfg, hydra_config)).resolve()
-                changed = [text for text in job if text not in common]
-                label = f"job {number} ({' '.join(changed)})"
-                _claim_directory(path, label, owners)
+                _claim_directory(path, label_of(line, number, job), owners)
     return sweep_dir, [] if line.is_search else jobs, reports
 
 
@@ -338,7 +351,7 @@ def _rows(
     rows = [("job", "became", "overrides", "objective or error")]
     for number, texts in given.items():
         job = jobs.get(number, {"outcome": "not begun", "result": ""})
-        own = " ".join(text for text in texts if text not in common)
+        own = shlex.join(text for text in texts if text not in common)
         rows.append((str(number), job["outcome"], own, job["result"]))
     return rows
 
@@ -362,8 +375,8 @@ def _report_of(cfg: DictConfig) -> str | None:
 
 
 def _are_planned(begun: Mapping[int, list[str]], planned: Sequence[list[str]]) -> bool:
-    """Return whether the jobs are among the planned ones, which they are not with
-    ``hydra.sweeper.params`` or ``shuffle()``.
+    """Return whether the jobs are among the planned ones, which they are not with ``shuffle()`` or
+    where a search chooses them.
     """
     # Hydra may spell the overrides that all jobs have otherwise.
     shared = set.intersection(*map(set, planned)) if planned else set()

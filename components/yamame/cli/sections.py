@@ -237,7 +237,8 @@ def _fits_64_bits(value: Any) -> bool:
 
 
 def _is_printable(value: Any) -> bool:
-    return value != "" and value.isprintable()
+    # Who types None means null, and would get a run or a file of this name.
+    return value not in ("", "None") and value.isprintable()
 
 
 def _is_device(value: Any) -> bool:

@@ -298,8 +298,9 @@ def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
     function = target.__init__ if inspect.isclass(target) else target
     try:
         return typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):
-        # Names that only a type checker imports, and functions written in C.
+    except Exception:
+        # Names that only a type checker imports, functions written in C, and annotations of user
+        # code that are no types.
         return {}
 
 
@@ -368,7 +369,9 @@ def describe(hint: Any, value: Any = None) -> str:
     for member in _members(hint):
         text = _describe_member(member)
         # These rules go without saying, so they are mentioned only where they are broken.
-        if text == _WORDS[str] and isinstance(value, str):
+        if text == _WORDS[str] and value == "None":
+            text += " (null stands for None)"
+        elif text == _WORDS[str] and isinstance(value, str):
             text += " of printable characters"
         elif text.startswith(_WORDS[int]) and _is_too_large(value):
             text += " with 64 bits"

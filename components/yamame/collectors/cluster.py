@@ -39,7 +39,6 @@ from yamame.collectors.worker import BlockResult, RolloutWorker, WorkerConfig, p
 from yamame.execution.precision import Precision, check_precision
 from yamame.system.messages import OutsideError, described, one_line, print_stderr
 from yamame.system.signals import blocked, received, restoring_handlers
-from yamame.system.user_code import UserCodeError
 
 _POLL_INTERVAL = 1.0
 """Seconds between two checks for a signal while the learner waits for a block."""
@@ -230,6 +229,8 @@ class RayCollector:
         try:
             result: BlockResult = self._ray.get(block)
         except self._ray.exceptions.RayTaskError as error:
+            from yamame.system.user_code import UserCodeError
+
             what = f"RayCollector: actor {index} failed"
             cause = getattr(error, "cause", None)
             if isinstance(cause, UserCodeError):
@@ -289,6 +290,8 @@ class RayCollector:
         owner = type(self).__name__
         condition = "be that of a Ray cluster"
         if self._ray.is_initialized():
+            if self._owns_ray:
+                return
             joined = self._ray.get_runtime_context().gcs_address
             # Only host:port can be compared; ray://host:port and names such as auto cannot.
             is_host_and_port = self._address is not None and self._address.count(":") == 1

@@ -12,7 +12,6 @@ from torchrl.envs import EnvBase
 
 from yamame.collectors.base import Episodes
 from yamame.collectors.sync import SyncCollector
-from yamame.system.user_code import user_code
 
 Packed = tuple[dict[Any, tuple[np.ndarray, torch.dtype, tuple[int, ...]]], tuple[int, ...]]
 """Bytes, dtype and shape of every entry, and the batch size."""
@@ -120,6 +119,8 @@ class RolloutWorker:
         Raises:
             UserCodeError: User code has raised an error, of a class that the learner may not know.
         """
+        from yamame.system.user_code import user_code  # only actors need it
+
         with user_code():
             return self._play(num_steps, version, weights, num_steps_before)
 

@@ -7,7 +7,9 @@ read by `yamame.spaces`, the context computed by the functions of `yamame.transf
 actions encoded by `yamame.actions`.
 """
 
+from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,9 +24,10 @@ from yamame.checks import ArgumentError, require
 from yamame.keys import CONTEXT, NOT_STORED
 from yamame.replay.packing import pack
 from yamame.spaces import ObservationEntry
-from yamame.spaces.arrays import SpaceError
-from yamame.spaces.from_specs import spaces_of
+from yamame.spaces.arrays import BOUNDS_REMEDY, BoundsError, SpaceError
+from yamame.spaces.from_specs import recorded_spaces, spaces_of
 from yamame.spaces.observation import is_nested_as_space
+from yamame.system.messages import print_stderr
 from yamame.transforms.context import context_values
 
 OWNER = "TrajectoryFormat"
@@ -92,6 +95,12 @@ class TrajectoryFormat:
         for entry in spaces.observations:
             self._observations[unravel_key(entry.key)] = entry
         self.actions = spaces.action
+        # Environments of Gymnasium spaces have the setting env.bounds.
+        self._has_bounds = recorded_spaces(env) is not None
+        # Entries whose numbers out of bounds were reported.
+        self._reported: set[NestedKey] = set()
+        places = Counter(_place(self._observations[key]) for key in self.observed)
+        self._ambiguous = {place for place, count in places.items() if count > 1}
 
         bound = getattr(spec["step_index"].space, "high", None)
         self.horizon = None
@@ -160,7 +169,15 @@ class TrajectoryFormat:
 
         Returns:
             The array; None if there is none.
+
+        Raises:
+            ArgumentError: Files cannot tell this entry from another, because the texts of their
+                keys are equal.
         """
+        place = _place(self._observations[key])
+        condition = "have keys of different texts to be read from data, where keys are texts"
+        is_clear = place not in self._ambiguous
+        require(OWNER, "observation_space", place, is_clear, condition)
         # The context is not part of any observation.
         entries = [self._observations[other] for other in self.observed]
         by_path = is_nested_as_space(entries, observation)
@@ -179,9 +196,27 @@ class TrajectoryFormat:
             SpaceError: The shape, the dtype or a value does not fit the space.
         """
         array = _to_numpy(values)
-        label = f"{name}: entry {key!r}"
-        read = self._observations[key].read(array, batch=array.shape[:1], label=label)
+        try:
+            read = self._observations[key].read(
+                array,
+                batch=array.shape[:1],
+                label=f"{name}: entry {key!r}",
+                bounded=True,
+                may_be_unknown=True,
+                report=None if key in self._reported else partial(self._report, key),
+            )
+        except BoundsError as error:
+            error.remedy = BOUNDS_REMEDY
+            raise
         return torch.from_numpy(read)
+
+    def _report(self, key: NestedKey, message: str) -> None:
+        """Print the first number of an entry outside of its bounds."""
+        self._reported.add(key)
+        print_stderr(
+            f"data: {message}; such values are kept and not reported again (env.bounds=clip makes "
+            "them the bounds, env.bounds=raise refuses them)"
+        )
 
     def read_action(self, values: Tensor | Any, name: str, *, indices: bool | None) -> Tensor:
         """Convert actions of T timesteps to the stored form.
@@ -198,6 +233,10 @@ class TrajectoryFormat:
         array = _to_numpy(values)
         try:
             read = self.actions.read(array, label=f"{name}: entry 'action'", indices=bool(indices))
+        except BoundsError as error:
+            if self._has_bounds:
+                error.remedy = "env.bounds=clip makes such values the bounds"
+            raise
         except SpaceError as error:
             if indices is not None and self._is_readable(array, indices=not indices):
                 error.remedy = f"or set +data.source.indices={str(not indices).lower()}"
@@ -365,6 +404,11 @@ class TrajectoryFormat:
         condition = f"be finite as {_text((shape, dtype))}"
         require(name, label, "NaN or infinite numbers", is_finite, condition)
         return value
+
+
+def _place(entry: ObservationEntry) -> str:
+    """Return the place of an entry in an observation, as files name it."""
+    return "/".join(map(str, entry.path))
 
 
 def after(key: NestedKey) -> NestedKey:

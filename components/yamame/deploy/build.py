@@ -16,6 +16,7 @@ from yamame.agent.assembly import KEYS, agent_arguments
 from yamame.checks import SettingError, UsageError, at_key, require_setting
 from yamame.deploy.interface import STRANGE, Interface
 from yamame.files.building import build_node
+from yamame.files.identity import complete_timestep_encoder
 from yamame.files.schema import SchemaError, check_weights
 from yamame.files.trusted import locate, prefixes_of, without_foreign_weights
 from yamame.files.untrusted import check_file
@@ -63,6 +64,7 @@ def build_agent(
     for name in PARTS:
         if not isinstance(config.get(name), Mapping):
             raise UsageError(f"the configuration must hold {', '.join(PARTS)}, it has no {name}")
+    config = complete_timestep_encoder(config)
     sections = without_foreign_weights({name: config[name] for name in PARTS})
     prefixes = prefixes_of(trust)
     # All names are checked first: importing a module executes it.

@@ -1,7 +1,9 @@
 """Arguments of `DeployedAgent.act` as tensors, and checks that name the first wrong one."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,8 @@ from torchrl.data import Binary, Composite, MultiOneHot, OneHot
 from yamame.checks import ArgumentError, require
 from yamame.deploy.interface import Interface
 from yamame.keys import CONTEXT, ENTRIES
-from yamame.spaces import ObservationEntry
-from yamame.spaces.arrays import Array, SpaceError, is_tree
+from yamame.spaces import ObservationEntry, Spaces
+from yamame.spaces.arrays import Array, Key, SpaceError, is_tree
 from yamame.spaces.observation import is_nested_as_space
 from yamame.system.messages import format_value
 
@@ -50,6 +52,8 @@ class Inputs:
                 self._entries[key] = entries[unravel_key(key)]
 
         self._layout = _Layout(interface, is_single=len(self._entries) == 1)
+        # Entries whose numbers out of bounds were reported.
+        self._reported: set[NestedKey] = set()
 
     def read(self, observation: Any, batch: tuple[int, ...]) -> tuple[TensorDict, bool]:
         """Return the entries of an observation as tensors.
@@ -101,13 +105,20 @@ class Inputs:
             has_tensors = has_tensors or isinstance(value, Tensor)
             name = f"{label} {format_value(key)}"
             array = read_array(value, name, f" of {_form(entry)}")
+            full = f"{_OWNER}: {name}"
+            report = None if key in self._reported else partial(self._report, key)
             try:
-                stored = entry.read(array, batch=batch, label=f"{_OWNER}: {name}", bounded=True)
+                stored = entry.read(array, batch=batch, label=full, bounded=True, report=report)
             except SpaceError as error:
                 error.remedy = _remedy(entry, array.shape, batch) or error.remedy
                 raise
             entries[key] = torch.from_numpy(stored.reshape(rows, *entry.stored_shape))
         return entries, has_tensors
+
+    def _report(self, key: NestedKey, message: str) -> None:
+        """Warn about the first number of an entry outside of its bounds."""
+        self._reported.add(key)
+        warnings.warn(f"{message}; further ones are not reported", stacklevel=6)
 
     def _check_alone(self, observation: Any, label: str) -> None:
         """Refuse the tuples that ``reset`` and ``step`` of an environment return."""
@@ -173,14 +184,14 @@ class _Layout:
         self._leaves: set[_Place] = set()
         for key in interface.observation_spec.keys(True, True):
             self._leaves.add(key if isinstance(key, tuple) else (key,))
-        self._tuples: dict[_Place, int] = {}
         for entry in interface.spaces.observations:
             path = tuple(map(str, entry.path))
             self._leaves.update((path, entry.name))
             if len(entry.name) > 1:
                 self._leaves.add(entry.name[1:])
-            if interface.recorded is not None:
-                self._add_tuples(entry)
+        for place in interface.spaces.empty:
+            self._leaves.add(tuple(map(str, place)))
+        self._tuples = _tuples(interface.recorded)
 
         # Mappings that contain entries.
         self._parents: set[_Place] = set()
@@ -188,16 +199,6 @@ class _Layout:
             self._parents.update(place[:depth] for depth in range(len(place)))
         self._is_single = is_single
         self.root_length = self._tuples.get(())
-
-    def _add_tuples(self, entry: ObservationEntry) -> None:
-        """Add the ``Tuple`` spaces around an entry."""
-        path = tuple(map(str, entry.path))
-        root = entry.name[: len(entry.name) - len(path)]
-        for depth, place in enumerate(entry.path):
-            # Names of a Dict are texts, so a whole number is a place in a Tuple.
-            if isinstance(place, int):
-                for parent in (path[:depth], root + path[:depth]):
-                    self._tuples[parent] = max(self._tuples.get(parent, 0), place + 1)
 
     def is_list_of_observations(self, observation: Any) -> bool:
         """Return whether a value for several sessions is a list of their observations.
@@ -259,6 +260,27 @@ class _Layout:
                 if not (is_tree(value) and len(value) == 0):
                     return name if not place else (*place, name)
         return None
+
+
+def _tuples(spaces: Spaces | None) -> dict[_Place, int]:
+    """Return the number of values of each ``Tuple`` space, by its path and by its name."""
+    if spaces is None:
+        return {}
+    keys: dict[tuple[Key, ...], set[Key]] = {}
+    for path in [*(entry.path for entry in spaces.observations), *spaces.empty]:
+        for depth, key in enumerate(path):
+            keys.setdefault(path[:depth], set()).add(key)
+
+    # Without entries at the root, all of them are below one name.
+    first = spaces.observations[0]
+    root = first.name[: len(first.name) - len(first.path)]
+    lengths: dict[_Place, int] = {}
+    for parent, inner in keys.items():
+        # Keys of a Dict may be whole numbers as well.
+        if inner == set(range(len(inner))):
+            place = tuple(map(str, parent))
+            lengths[place] = lengths[root + place] = len(inner)
+    return lengths
 
 
 def _form(entry: ObservationEntry) -> str:

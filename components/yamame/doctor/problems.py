@@ -8,6 +8,7 @@ from yamame.checks import UsageError
 from yamame.cli.explain import explain_outside
 from yamame.system.messages import OutsideError, one_line
 from yamame.system.signals import Terminated
+from yamame.system.user_code import UserCodeError
 
 
 @contextmanager
@@ -25,6 +26,8 @@ def collecting(problems: list[str]) -> Iterator[None]:
         problems.append(one_line(error))
     except OSError as error:
         problems.append(explain_outside(error))
+    except UserCodeError as error:
+        problems.append(str(error))
     except OutsideError as error:
         # The cause was raised by the user's environment, for example.
         problems.append(f"{one_line(error)}{_place(error.__cause__)}")

@@ -100,6 +100,7 @@ class Stopwatch(Callback):
         """Count everything until now as starting."""
         self._mark("starting", 1)
         self.run = run
+        run.advises = False  # a trial is too short to learn
         self._begin = self._last
         # Evidence of skipped updates would be deleted with the folder of the trial.
         run.guard.directory = None

@@ -11,6 +11,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import step_mdp
 
 from yamame.checks import PositiveInt, check_bounds, require
+from yamame.evaluation.bound import StepLimit
 from yamame.evaluation.held_out import Policy, act, evaluation_mode, fresh_copy
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD
 from yamame.keys import ENTRIES
@@ -65,7 +66,8 @@ def play_episode(
         if watch is not None:
             watch(timestep)
 
-        while max_steps is None or len(steps) < max_steps:
+        limit = StepLimit(env, max_steps)
+        while not limit.is_reached(len(steps)):
             exit_if_received()
             step = env.step(act(copied, timestep, env.action_key))
             # A copy, because the environment may write the next step into the same tensors.

@@ -21,6 +21,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from yamame.checks import PositiveInt, check_bounds, require, require_choice
+from yamame.evaluation.bound import StepLimit
 from yamame.evaluation.result import EvaluationResult, concatenate
 from yamame.exploration import disable_exploration
 from yamame.goals import num_goals
@@ -61,11 +62,11 @@ def evaluate(
             `yamame.exploration.Exploration` in it off. TorchRL's own exploration modules keep
             sampling unless ``greedy``.
         env: Environment with at most one batch dimension; without one, the policy still sees
-            ``[1]``. It is seeded, so every call plays the same tasks, and left within an episode.
-            Do not share it with training.
+            ``[1]``. It is seeded and left within an episode. Do not share it with training.
         num_episodes: Episodes, in rounds of one per env; None for one round.
         greedy: Act by the mode of the policy instead of sampling.
-        max_steps: Steps after which an episode is cut and reported as not finished; None: no limit.
+        max_steps: Steps after which an episode is cut and reported as not finished; None: no limit,
+            except for episodes that seem to be endless (`yamame.evaluation.bound`).
         memory_reset: Ablation of the policy's memory: it sees ``is_init`` set at every step
             (``every_step``), so it acts only on the current timestep with its previous action and
             reward; or at the start of every trial (``every_trial``), so no trial depends on an
@@ -175,7 +176,14 @@ def _play_round(
     hashes = task_hashes(env)
 
     stats = _EpisodeStats(num_envs, timestep.get("done").device)
-    while (max_steps is None or stats.num_steps < max_steps) and stats.is_running():
+    limit = StepLimit(env, max_steps)
+    num_ended = 0
+    while stats.is_running():
+        if stats.num_ended > num_ended:
+            num_ended = stats.num_ended
+            limit.note_end(stats.num_steps)
+        if limit.is_reached(stats.num_steps):
+            break
         exit_if_received()
         acted = act(policy, timestep, env.action_key, memory_reset)
         step, timestep = env.step_and_maybe_reset(acted)
@@ -277,6 +285,7 @@ class _EpisodeStats:
 
     Attributes:
         num_steps: Number of steps added so far.
+        num_ended: Number of first episodes that had ended at the last synchronization.
         playing: ``[E]`` bool, envs whose first episode has not ended.
         lengths: ``[E]`` int64, number of steps of the first episode so far.
         trial: ``[E]`` int64, index of the present trial.
@@ -286,6 +295,7 @@ class _EpisodeStats:
 
     def __init__(self, num_envs: int, device: torch.device) -> None:
         self.num_steps = 0
+        self.num_ended = 0
         self.playing = torch.ones(num_envs, dtype=torch.bool, device=device)
         self.lengths = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self.trial = torch.zeros_like(self.lengths)
@@ -300,7 +310,9 @@ class _EpisodeStats:
         """Return whether an episode is running, or was at the last synchronization."""
         if self.num_steps % self.sync_interval != 0:
             return True
-        return bool(self.playing.any())
+        num_playing = int(self.playing.sum())
+        self.num_ended = len(self.playing) - num_playing
+        return num_playing > 0
 
     def _reserve_trials(self) -> None:
         """Make room for the trials that may begin before the next synchronization."""

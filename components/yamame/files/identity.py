@@ -24,6 +24,8 @@ UNSEEN = (
     *("collector.resources", "collector.timeout"),
 )
 """Settings of processes and videos, which change neither learning nor measuring."""
+TOLERANCE = ("env.bounds",)
+"""Settings of values that would end a run, so that none has occurred before another is set."""
 MACHINE = (
     *("device", "float32_matmul_precision", "packing", "encoder.checkpoint_layers"),
     *("encoder.compiled", "collector.compile_policy"),
@@ -40,17 +42,26 @@ ADDED = {
     "packing.row_multiple": 1,
     "packing.length_multiple": 1,
     "schedule.average_decay": None,
+    "timestep_encoder.images": "bytes",
     "schedule.compile": False,
     "collector.compile": False,
     "env.split": "all",
     "env.observable": False,
     "env.split_by": "walls_and_goals",
     "env.position": True,
+    "env.bounds": "raise",
 }
 """Settings that earlier versions lacked, with the values that they behaved like.
 
-``env.split_by`` depends on the environment, see `added`.
+``env.split_by`` and ``timestep_encoder.images`` depend on the environment, see `added`.
 """
+_ANY_SPACE = ("Gym", "GymGoals")
+"""Environments of this project whose observations may be of any space."""
+AUTO_TIMESTEP_ENCODERS = (
+    "yamame.timestep.make_timestep_encoder",
+    "yamame.timestep.auto.make_timestep_encoder",
+)
+"""Classes with the setting ``timestep_encoder.images``."""
 _ABSENT = "(absent)"
 _SPLIT_BY = {
     "PackageDelivery": "roads_and_goals",
@@ -60,7 +71,7 @@ _SPLIT_BY = {
 
 
 def added(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `ADDED` with the value of ``env.split_by`` for the environment of a configuration.
+    """Return `ADDED` with the values of settings that depend on the environment.
 
     >>> added({"env": {"_target_": "yamame_envs.DarkKeyDoor"}})["env.split_by"]
     'rooms_and_starts'
@@ -70,7 +81,26 @@ def added(config: Mapping[str, Any]) -> dict[str, Any]:
     split_by = _SPLIT_BY.get(name, ADDED["env.split_by"])
     if name == "MetaFrozenLake" and not env.get("hard"):
         split_by = "lakes"  # actions were never swapped
-    return {**ADDED, "env.split_by": split_by}
+    values = {**ADDED, "env.split_by": split_by}
+    is_own = str(env.get("_target_")).startswith("yamame_envs.")
+    if is_own and name not in _ANY_SPACE:
+        values["timestep_encoder.images"] = "all"  # all images are of bytes
+    return values
+
+
+def complete_timestep_encoder(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved configuration in which ``timestep_encoder.images`` is given.
+
+    >>> node = {"_target_": "yamame.timestep.make_timestep_encoder"}
+    >>> complete_timestep_encoder({"timestep_encoder": node})["timestep_encoder"]["images"]
+    'bytes'
+    """
+    node = config.get("timestep_encoder")
+    completed = dict(config)
+    if isinstance(node, Mapping) and node.get("_target_") in AUTO_TIMESTEP_ENCODERS:
+        images = added(config)["timestep_encoder.images"]
+        completed["timestep_encoder"] = {"images": images, **node}
+    return completed
 
 
 def is_one_of(key: str, names: Sequence[str]) -> bool:
@@ -93,7 +123,8 @@ def key_of(override: str) -> str:
 
 def leaves_what_was_done(key: str) -> bool:
     """Return whether the results so far stay valid if a run continues with another value."""
-    return is_one_of(key, BOOKKEEPING + LENGTH + UNSEEN + MACHINE) or "workers" in key.split(".")
+    settings = BOOKKEEPING + LENGTH + UNSEEN + TOLERANCE + MACHINE
+    return is_one_of(key, settings) or "workers" in key.split(".")
 
 
 def may_change_on_resume(key: str) -> bool:

@@ -13,6 +13,7 @@ modules of Yamame are imported for it.
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -41,6 +42,7 @@ class Kind:
         room: Package whose ``__init__`` exports them.
         base: Dotted name of their base class; empty if there are functions alone.
         functions: Functions, by name: they have no base class that would tell them apart.
+        wrappers: Classes that need another object to be built, which are not allowed.
         inner: Also allow classes in modules of the room that its ``__init__`` does not export. Set
             for components, which only compute.
     """
@@ -48,6 +50,7 @@ class Kind:
     room: str
     base: str = ""
     functions: tuple[str, ...] = ()
+    wrappers: tuple[str, ...] = ()
     inner: bool = False
 
 
@@ -56,7 +59,10 @@ _TRACKER = "yamame.tracking.Tracker"
 _DATA = ("hdf5", "minari", "npz", "runs", "torchrl")
 
 KINDS = {
-    "env": (Kind("yamame_envs", "torchrl.envs.EnvBase"), _WORKERS),
+    "env": (
+        Kind("yamame_envs", "torchrl.envs.EnvBase", wrappers=("HostedEnv", "RepeatedTrials")),
+        _WORKERS,
+    ),
     "evaluation": (_WORKERS,),
     "trials": (Kind("yamame_envs", "yamame_envs.RepeatedTrials"),),
     "workers": (_WORKERS,),
@@ -217,7 +223,7 @@ def _import_target(path: str) -> Any:
     for attribute in names:
         inner = f"{name}.{attribute}"
         is_package = getattr(target, "__name__", None) == name and hasattr(target, "__path__")
-        if is_package and find_spec(inner) is not None:
+        if is_package and (inner in sys.modules or find_spec(inner) is not None):
             target = import_module(inner)
         else:
             target = getattr(target, attribute)
@@ -260,7 +266,8 @@ def is_of_kind(path: str, place: str) -> bool:
             continue
         # Modules import names of other packages, too.
         home = str(getattr(target, "__module__", "")).partition(".")[0]
-        is_ours = inspect.isclass(target) and home == kind.room.partition(".")[0]
+        is_built = not inspect.isabstract(target) and name not in kind.wrappers
+        is_ours = is_built and inspect.isclass(target) and home == kind.room.partition(".")[0]
         if kind.base and is_ours and _has_base(target, resolve_name(kind.base)):
             return True
     return False

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from yamame.checks import require, require_at_least
+from yamame.system.messages import print_stdout
 
 # Columns of a log; Rich would wrap at 80.
 _PLAIN_WIDTH = 120
@@ -37,7 +38,10 @@ def print_columns(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         table.add_column(name, justify="right" if index else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(_text, map(row.get, names)))
-    console.print(table, markup=False)
+    # Rich ends the process where the output has no reader.
+    with console.capture() as captured:
+        console.print(table, markup=False)
+    print_stdout(captured.get().rstrip("\n"))
 
 
 def _text(value: Any) -> str:

@@ -18,6 +18,8 @@ Frames = npt.NDArray[np.uint8]
 _MOST_GIF_FPS = 50.0
 _MOST_MP4_FPS = 240.0
 _MOST_COLOURS = 256
+# The format stores the duration of a frame in 16 bits, in units of 10 ms.
+_LONGEST_GIF_FRAME = 655_350
 # Frames from which a palette is made; more of them take time and hardly change it.
 _SAMPLED_FRAMES = 16
 
@@ -25,7 +27,8 @@ _SAMPLED_FRAMES = 16
 def write_gif(path: Path, frames: ArrayLike, *, fps: float = 10.0) -> Path:
     """Write an endless animation.
 
-    All frames share one palette of 256 colours. Up to 256 different colours are kept exactly.
+    All frames share one palette of 256 colours. Up to 256 different colours are kept exactly. A
+    picture that does not change is shown for 655 seconds at most, the limit of the format.
 
     Args:
         path: The GIF file.
@@ -36,6 +39,7 @@ def write_gif(path: Path, frames: ArrayLike, *, fps: float = 10.0) -> Path:
         ValueError: ``frames`` has another shape or type, or ``fps`` is not in (0, 50].
     """
     array = _checked_frames("write_gif", frames, fps, most=_MOST_GIF_FPS)
+    array, durations = _without_repeats(array, round(1000 / fps))
     images = _with_shared_palette(array)
     with atomic_writer(path) as file:
         images[0].save(
@@ -45,10 +49,24 @@ def write_gif(path: Path, frames: ArrayLike, *, fps: float = 10.0) -> Path:
             append_images=images[1:],
             # Without this argument Pillow reduces the palette of each frame to its own colours.
             palette=bytes(images[0].getpalette()),
-            duration=round(1000 / fps),
+            duration=durations,
             loop=0,
         )
     return path
+
+
+def _without_repeats(frames: Frames, duration: int) -> tuple[Frames, list[int]]:
+    """Return frames without those that equal the one before, and their durations in ms."""
+    # Pillow would join them, too, and fail on sums beyond the limit of the format.
+    kept = [0]
+    durations = [duration]
+    for index in range(1, len(frames)):
+        if np.array_equal(frames[index], frames[index - 1]):
+            durations[-1] = durations[-1] + duration
+        else:
+            kept.append(index)
+            durations.append(duration)
+    return frames[kept], [min(each, _LONGEST_GIF_FRAME) for each in durations]
 
 
 def _with_shared_palette(frames: Frames) -> list[Any]:

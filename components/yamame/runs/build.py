@@ -29,21 +29,16 @@ from yamame.deploy.build import check_device as check_device
 from yamame.keys import GOAL_KEYS
 from yamame.replay import Window
 from yamame.runs import checks
-from yamame.runs.callbacks import (
-    Callback,
-    Callbacks,
-    ClippedTargetsWarning,
-    EndlessWarning,
-    RewardWarning,
-    Tracking,
-)
+from yamame.runs.alerts import ClippedTargetsWarning, EndlessWarning, RewardWarning
+from yamame.runs.callbacks import Callback, Callbacks, Tracking
 from yamame.runs.checks import check_lengths as check_lengths
 from yamame.runs.checks import longest_episode as longest_episode
 from yamame.runs.checks import relabels as relabels
 from yamame.runs.novelty import lacks_worlds, warn_other_splits
 from yamame.runs.progress_bar import ProgressBar
 from yamame.system.budget import Budget
-from yamame.system.messages import print_stderr
+from yamame.system.messages import print_stderr, warnings_as_lines
+from yamame.timestep import FlattenedWarning
 from yamame.training.averaging import AveragedWeights
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.learner import Learner
@@ -114,8 +109,13 @@ def _build_serial(num_envs: int, build: Callable[[], EnvBase], device: str) -> E
     return env
 
 
-def build_agent(cfg: AnyConfig, env: EnvBase) -> InContextAgent:
+def build_agent(cfg: AnyConfig, env: EnvBase, *, is_new: bool = True) -> InContextAgent:
     """Build the agent for an environment, with new weights, on the device of the configuration.
+
+    Args:
+        cfg: Composed configuration.
+        env: Environment, or one of the same specs.
+        is_new: Whether to print a line for each observation that is flattened.
 
     Raises:
         UsageError: A part has wrong arguments, the encoder has fewer positions than an episode has
@@ -124,7 +124,8 @@ def build_agent(cfg: AnyConfig, env: EnvBase) -> InContextAgent:
     specs = env.observation_spec, env.full_action_spec["action"]
     loss = target_of(cfg.agent.loss)
     arguments = agent_arguments(cfg, lambda section, key: instantiate(section), loss=loss)
-    with at_key("agent", KEYS):
+    lines = warnings_as_lines(FlattenedWarning, prints=is_new and distributed.is_rank0())
+    with at_key("agent", KEYS), lines:
         agent = InContextAgent(*specs, **arguments)
     checks.check_encoder(cfg, agent.trajectory_encoder, env)
     return agent.to(cfg.device)

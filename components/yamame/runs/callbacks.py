@@ -19,20 +19,13 @@ from typing import Any
 from torch import Tensor
 
 from yamame.checks import PositiveFloat, PositiveInt, check_bounds, require_choice
-from yamame.cli.app import command
-from yamame.cli.nodes import select
+from yamame.cli.jobs import command
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.files.config import flatten
-from yamame.normalization import LARGEST
 from yamame.runs.state import RunState
 from yamame.system.messages import print_stderr
 from yamame.tracking.history import FOLDER_TAG
-
-_LONG_WITHOUT_AN_END = 2000
-"""Steps per environment without an end of an episode before a warning."""
-_MOST_CLIPPED = 0.01
-"""Share of targets outside the bounds of binned critics that needs no warning."""
 
 
 class Callback:
@@ -148,61 +141,6 @@ class Tracking(Callback):
         run.tracker.flush()
 
 
-class RewardWarning(Callback):
-    """Warns once of rewards that the learner ignores."""
-
-    warned = False
-
-    def on_collect(self, run: RunState, episodes: Episodes) -> None:
-        """Check the returns."""
-        # Negated, because NaN fails every comparison.
-        if not self.warned and not (episodes.returns.abs() <= LARGEST).all():
-            self.warned = True
-            print_stderr(
-                f"rewards that are NaN or beyond {LARGEST:g} are not learned from, and some "
-                "episodes have such returns"
-            )
-
-
-class EndlessWarning(Callback):
-    """Warns once if no episode has ended for long: only whole episodes are stored."""
-
-    steps = 0
-    warned = False
-
-    def on_collect(self, run: RunState, episodes: Episodes) -> None:
-        """Count the steps until an episode ends."""
-        # A resumed run knows outcomes of its former sessions.
-        has_ended = len(episodes.lengths) > 0 or run.progress.outcome is not None
-        self.steps = 0 if has_ended else self.steps + episodes.num_steps
-        num_envs = select(run.cfg, "schedule.num_envs") or 1
-        if self.steps >= _LONG_WITHOUT_AN_END * num_envs and not self.warned:
-            self.warned = True
-            print_stderr(
-                f"no episode has ended in {self.steps} steps, and only whole episodes are learned "
-                "from: limit them with env.time_limit, and evaluations with evaluation.max_steps"
-            )
-
-
-class ClippedTargetsWarning(Callback):
-    """Warns once if more than 1 % of the targets lie outside the bounds of binned critics."""
-
-    warned = False
-
-    def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
-        """Check the share that the loss reports."""
-        share = metrics.get("train/clipped_targets", 0.0)  # only binned critics report it
-        if share > _MOST_CLIPPED and not self.warned:
-            self.warned = True
-            returns = run.cfg.agent.returns
-            low, high = returns.get("min_return"), returns.get("max_return")
-            print_stderr(
-                f"{share:.0%} of the critics' targets lie outside of agent.returns.min_return={low}"
-                f" and agent.returns.max_return={high} and are clipped: widen these bounds, or "
-                "lower agent.loss.reward_multiplier, which rewards are multiplied by"
-            )
-
-
 class EarlyStopping(Callback):
     """Stops a run when its evaluations no longer improve, or are good enough.
 
@@ -242,6 +180,14 @@ class EarlyStopping(Callback):
         """Reset the state unless the run is resumed: one object may be used for several runs."""
         if not run.resumed:
             self._reset()
+        unit = run.progress.unit
+        limit = getattr(run.budget, unit)
+        interval = run.cfg.evaluation.interval
+        if limit is not None and interval >= limit:
+            print_stderr(
+                f"EarlyStopping cannot stop a run of budget.{unit}={limit:g}, which is first "
+                f"evaluated after {interval}: set a smaller evaluation.interval"
+            )
 
     def on_evaluate(self, run: RunState, result: EvaluationResult) -> None:
         """Stop the run if it has reached the threshold, or not improved for long."""

@@ -25,6 +25,7 @@ from yamame.checks import SettingError, UsageError, at_source, require_setting
 from yamame.cli.nodes import plain, target_of
 from yamame.cli.validation import parameters_of
 from yamame.evaluation import EvaluationResult
+from yamame.evaluation.bound import EndlessEpisodes
 from yamame.evaluation.diagnosis import RecallCurve, probe, recall_density, record_episodes
 from yamame.evaluation.diagnosis.episodes import contexts_of
 from yamame.evaluation.intervals import clustered_mean_interval
@@ -33,7 +34,7 @@ from yamame.files.atomic import write_json
 from yamame.report.memory import FILE
 from yamame.runs.playing import RunEvaluator
 from yamame.runs.trained import Trained
-from yamame.system.messages import OutsideError, print_stderr
+from yamame.system.messages import OutsideError, print_stderr, warnings_as_lines
 from yamame.tracking.record import RUN_FILE, open_run
 
 Numbers = dict[str, Any]
@@ -124,7 +125,7 @@ def store_diagnosis(trained: Trained, found: Mapping[str, Numbers]) -> None:
 
 def recall(subject: DiagnosedRun) -> Numbers:
     """Return the recall density of all decisions, and of the last ones of episodes."""
-    with subject.run.build() as (agent, env):
+    with subject.run.build() as (agent, env), warnings_as_lines(EndlessEpisodes):
         episodes = record_episodes(agent, env, **subject.recording)
     # Timesteps are replaced by those of other episodes.
     require_setting("num_envs", len(episodes), len(episodes) >= 2, "be at least 2")
@@ -211,7 +212,11 @@ def probes(subject: DiagnosedRun) -> Numbers:
     run = subject.run
     options = {"num_envs": run.settings.batch_size, "seed": run.settings.seed}
     revealing = _observable(run.trained)
-    with run.build() as (agent, _), closing(revealing.build_env(**options)) as revealing_env:
+    with (
+        run.build() as (agent, _),
+        closing(revealing.build_env(**options)) as revealing_env,
+        warnings_as_lines(EndlessEpisodes),
+    ):
         episodes = record_episodes(agent, revealing_env, **subject.recording)
 
     mask = episodes["mask"].squeeze(-1)

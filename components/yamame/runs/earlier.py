@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from yamame.cli.nodes import target_of, with_changes
+from yamame.cli.nodes import select, target_of, with_changes
 from yamame.cli.validation import parameters_of
 from yamame.files.identity import added
 
@@ -28,18 +28,22 @@ def complete_env(config: Mapping[str, Any], known: Collection[str]) -> dict[str,
     return env
 
 
-def with_default_split(cfg: Any) -> Any:
-    """Return a configuration in which ``env.split_by`` is given, by default that of the class.
+def with_defaults(cfg: Any) -> Any:
+    """Return a configuration with all settings that earlier versions read in another way.
 
-    A saved configuration without it would be read as one of an earlier version, whose default was
+    ``env.split_by`` and ``timestep_encoder.images`` get the default of their class. A saved
+    configuration without them would be read as one of an earlier version, whose defaults were
     different.
     """
-    parameter = parameters_of(target_of(cfg.env)).get("split_by")
-    if parameter is None or "split_by" in cfg.env:
-        return cfg
-    if isinstance(cfg, DictConfig):
-        # Composed configurations take no new keys otherwise.
-        with open_dict(cfg.env):
-            cfg.env.split_by = parameter.default
-        return cfg
-    return with_changes(cfg, {"env": {"split_by": parameter.default}})
+    for section, name in (("env", "split_by"), ("timestep_encoder", "images")):
+        node = select(cfg, section)
+        parameter = None if node is None else parameters_of(target_of(node)).get(name)
+        if parameter is None or name in node:
+            continue
+        if isinstance(cfg, DictConfig):
+            # Composed configurations take no new keys otherwise.
+            with open_dict(node):
+                node[name] = parameter.default
+        else:
+            cfg = with_changes(cfg, {section: {name: parameter.default}})
+    return cfg

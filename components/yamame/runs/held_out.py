@@ -9,11 +9,12 @@ from yamame import distributed
 from yamame.agent import InContextPolicy
 from yamame.cli.sections import AnyConfig
 from yamame.evaluation import EvaluationResult, evaluate, render_video
-from yamame.evaluation.held_out import MemoryReset
+from yamame.evaluation.bound import EndlessEpisodes
+from yamame.evaluation.held_out import MemoryReset, Policy
 from yamame.evaluation.result import concatenate
 from yamame.runs.build import build_env
 from yamame.system import signals
-from yamame.system.messages import OutsideError, print_stderr
+from yamame.system.messages import OutsideError, print_stderr, warnings_as_lines
 
 _VIDEO_EPISODES = 4
 
@@ -30,19 +31,32 @@ def held_out_env(cfg: AnyConfig) -> EnvBase:
 
 
 def play_held_out(
-    cfg: AnyConfig, policy: InContextPolicy, env: EnvBase, *, memory_reset: MemoryReset = "never"
+    cfg: AnyConfig,
+    policy: Policy,
+    env: EnvBase,
+    *,
+    max_steps: int | None = None,
+    memory_reset: MemoryReset = "never",
 ) -> EvaluationResult:
-    """Evaluate one complete episode of every held-out task; each rank takes a share of them."""
+    """Evaluate one complete episode of every held-out task; each rank takes a share of them.
+
+    Args:
+        cfg: Composed configuration.
+        policy: Policy to evaluate.
+        env: Environment of the held-out tasks.
+        max_steps: Steps after which an episode is cut; None for ``evaluation.max_steps``.
+        memory_reset: As for `yamame.evaluation.evaluate`.
+    """
     evaluation = cfg.evaluation
     # A signal must not stop one rank while the others wait for its result.
     waits = nullcontext() if distributed.world_size() == 1 else signals.deferred()
-    with waits:
+    with waits, warnings_as_lines(EndlessEpisodes, prints=distributed.is_rank0()):
         result = evaluate(
             policy,
             env,
             num_episodes=distributed.shard(evaluation.num_episodes, "evaluation.num_episodes"),
             greedy=evaluation.greedy,
-            max_steps=evaluation.max_steps,
+            max_steps=evaluation.max_steps if max_steps is None else max_steps,
             memory_reset=memory_reset,
             seed=distributed.rank_seed(evaluation.seed),
         )

@@ -13,8 +13,10 @@ from yamame.agent import InContextAgent
 from yamame.checks import at_source, require_setting
 from yamame.cli.sections import AnyConfig
 from yamame.evaluation import EvaluationResult, evaluate, play_episode
+from yamame.evaluation.bound import EndlessEpisodes
 from yamame.evaluation.held_out import Policy
 from yamame.runs.trained import Trained, load_from_options
+from yamame.system.messages import warnings_as_lines
 from yamame.trajectory import TransformerEncoder
 from yamame.trajectory.attention_maps import attention_maps
 
@@ -67,15 +69,16 @@ class EvaluationSettings:
             policy, env: As for `yamame.evaluation.evaluate`.
             **options: Further arguments of `yamame.evaluation.evaluate`, such as ``memory_reset``.
         """
-        return evaluate(
-            policy,
-            env,
-            num_episodes=self.num_episodes,
-            greedy=self.greedy,
-            max_steps=self.max_steps,
-            seed=self.seed,
-            **options,
-        )
+        with warnings_as_lines(EndlessEpisodes):
+            return evaluate(
+                policy,
+                env,
+                num_episodes=self.num_episodes,
+                greedy=self.greedy,
+                max_steps=self.max_steps,
+                seed=self.seed,
+                **options,
+            )
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Progress of a run for people: a bar in a terminal, plain lines in a log."""
 
+import contextlib
 import math
 import sys
 import time
@@ -184,7 +185,9 @@ class ProgressBar(Callback):
         """Print a line; in a log with the time of day."""
         if not self._console.file.isatty():
             text = f"{time.strftime('%H:%M:%S')}  {text}"
-        self._console.out(text, highlight=False)  # without colours for numbers
+        # A log that is closed or full is no reason to end a run.
+        with contextlib.suppress(OSError, ValueError):
+            self._console.out(text, highlight=False)  # without colours for numbers
 
 
 def describe_run(run: RunState) -> str:

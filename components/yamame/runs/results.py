@@ -22,6 +22,7 @@ from yamame.files.trust_record import recorded
 from yamame.files.trusted import own_modules
 from yamame.report.figures import learning_curve, write_gif
 from yamame.report.terminal import print_columns
+from yamame.runs.extras import reported
 from yamame.runs.held_out import render_held_out
 from yamame.runs.state import RunState
 from yamame.system.installed import recipe_command
@@ -38,30 +39,36 @@ def facts(env: EnvBase) -> dict[str, Any]:
 
 
 def log_artifacts(run: RunState) -> None:
-    """Log curve, video, table, configuration, checkpoints and the agent with the tracker."""
+    """Log table, configuration, checkpoints, curve, video and the agent with the tracker.
+
+    The run is finished without them: an error is printed in one line.
+    """
     curve = run.progress.curve
     log = run.tracker.log_artifact
-    log(_draw_curve(run))
-    frames = render_held_out(run.cfg, run.policy)
-    if frames is not None:
-        log(write_gif(run.path / "episodes.gif", frames))
+    with reported(f"{run.name}: table of the evaluations"):
+        # Evaluations may differ in their numbers of trials, and so in their keys.
+        table = {key: [point.get(key) for point in curve] for key in curve[-1]}
+        run.tracker.log_table("evaluation.json", table)
+    with reported(f"{run.name}: copies for the tracker"):
+        log(run.path / "config.yaml")
+        # A set, because the last checkpoint is often the best one.
+        for checkpoint in {run.checkpoints.last, run.checkpoints.best}:
+            if checkpoint is not None:
+                log(checkpoint, folder="checkpoints")
 
-    # Evaluations may differ in their numbers of trials, and so in their keys.
-    table = {key: [point.get(key) for point in curve] for key in curve[-1]}
-    run.tracker.log_table("evaluation.json", table)
-    log(run.path / "config.yaml")
-    # A set, because the last checkpoint is often the best one.
-    for checkpoint in {run.checkpoints.last, run.checkpoints.best}:
-        if checkpoint is not None:
-            log(checkpoint, folder="checkpoints")
+    with reported(f"{run.name}: curve.png"):
+        log(_draw_curve(run))
+    with reported(f"{run.name}: episodes.gif"):
+        frames = render_held_out(run.cfg, run.policy)
+        if frames is not None:
+            log(write_gif(run.path / "episodes.gif", frames))
 
     step = run.progress.step
-    try:
+    # Such as of an encoder that needs a GPU: models are built on the CPU.
+    with reported(f"{run.name}: MLflow model"):
         run.tracker.log_model(
             run.path / "model", lambda folder: _save_model(run, folder), step=step
         )
-    except UsageError as error:  # such as an encoder that needs a GPU: models are built on the CPU
-        print_stderr(f"{run.name}: no MLflow model was logged: {error}")
 
 
 def _draw_curve(run: RunState) -> Path:
@@ -172,6 +179,11 @@ def write_summary(run: RunState, status: Status) -> None:
     }
     summary = build_summary(counted, status=status, extra=run.extra)
     path = write_json(run.path / "summary.json", summary)
+    with reported(f"{run.name}: summary on the terminal"):
+        _print_summary(run, status, summary, path)
+
+
+def _print_summary(run: RunState, status: Status, summary: Mapping[str, Any], path: Path) -> None:
     if is_part():
         name = "return_mean" if summary["success"] is None else "success"
         result = "not evaluated" if summary[name] is None else f"{name} {summary[name]:.3f}"

@@ -1,6 +1,7 @@
 """One run from its first to its last step: all that recipes share besides their own loops."""
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,15 +25,17 @@ from yamame.files.run_directory import RunDirectory
 from yamame.files.trust_record import record_run
 from yamame.report.expected import Expected
 from yamame.runs import machine, results, resuming
+from yamame.runs.advice import advice
+from yamame.runs.alerts import steps_of_evaluation
 from yamame.runs.build import build_callbacks
 from yamame.runs.callbacks import Callback, Callbacks
-from yamame.runs.earlier import with_default_split
+from yamame.runs.earlier import with_defaults
 from yamame.runs.held_out import play_held_out, score
 from yamame.runs.novelty import what_is_new
 from yamame.runs.state import RunState
 from yamame.system import signals
 from yamame.system.budget import Budget
-from yamame.system.messages import add_note, one_line, print_stderr
+from yamame.system.messages import add_note, begin_lines, one_line, print_stderr
 from yamame.system.user_code import blame, is_failure
 from yamame.tracking.costs import CostMeter
 from yamame.tracking.summary import run_status
@@ -97,7 +100,8 @@ class Run(RunState):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.costs = CostMeter(is_part=is_part())  # first, because it measures from here on
-        cfg = with_default_split(cfg)  # before the configuration is copied and saved
+        begin_lines()
+        cfg = with_defaults(cfg)  # before the configuration is copied and saved
         self.cfg = cfg
         self.config = plain(cfg)
         if distributed.world_size() > 1:
@@ -133,6 +137,8 @@ class Run(RunState):
         # Environment steps and updates at the last checkpoint.
         self._saved: tuple[int, int] | None = None
         self._last_evaluation: _Evaluation | None = None
+        self._evaluation_s = 0.0
+        self._advice: str | None = None
 
     def __enter__(self) -> Self:
         mode = resume_mode(self.cfg)
@@ -354,13 +360,16 @@ class Run(RunState):
         if self._last_evaluation is not None and self._last_evaluation.counts == now:
             return self._last_evaluation.result
         self.callbacks.call(self, "on_evaluating")
+        start = time.monotonic()
         try:
-            result = play_held_out(self.cfg, self.policy, self.held_out)
+            max_steps = steps_of_evaluation(self)
+            result = play_held_out(self.cfg, self.policy, self.held_out, max_steps=max_steps)
         except signals.Terminated:
             # The checkpoint notes that an evaluation is due; the resumed run makes it.
             self.exit_if_received()
             raise
 
+        self._evaluation_s = time.monotonic() - start
         progress = self.progress
         summary = result.summary()
         # A resumed run may evaluate a checkpoint that was evaluated before.
@@ -399,8 +408,10 @@ class Run(RunState):
         """Evaluate, save and log the artifacts; return the score."""
         result = self.evaluate()
         self.save(result)
-        distributed.on_rank0(lambda: results.log_artifacts(self))
+        # From here on the run is finished, whatever happens to its pictures.
         self.objective = score(result)
+        self._advice = advice(self, result, self._evaluation_s)
+        distributed.on_rank0(lambda: results.log_artifacts(self))
         return self.objective
 
     @property
@@ -424,6 +435,8 @@ class Run(RunState):
             try:
                 self._claim.close()
             finally:
+                if self._advice is not None and distributed.is_rank0():
+                    print_stderr(self._advice)  # beside the commands of the summary
                 if self.directory.begun:
                     self._call_on_end()
         if self.directory.begun or isinstance(error, UsageError):
@@ -454,9 +467,12 @@ class Run(RunState):
             # A further error while closing is a consequence of the failure before it: it replaces
             # neither the original error nor its status.
             is_consequence = error is not None and is_failure(error)
-            if not (is_consequence and isinstance(raised, Exception)):
+            is_finished = error is None and self.objective is not None
+            if not (is_consequence or is_finished) or not isinstance(raised, Exception):
                 failure = raised
                 raise
+            if is_finished:
+                print_stderr(f"{self.name}: finished, but not closed: {one_line(raised)}")
         finally:
             if self.directory.begun and distributed.is_rank0():
                 if failure is not None:

@@ -42,6 +42,7 @@ class RunState(ABC):
         novelty: Description of what is new in these tasks (`yamame.runs.novelty`).
         components: Parts that a checkpoint holds, by name.
         costs: CPU-seconds and wall-clock seconds so far.
+        advises: Whether to print advice at the end, if the agent has hardly learned.
     """
 
     cfg: AnyConfig
@@ -57,6 +58,7 @@ class RunState(ABC):
     exits: ExitStack
     extra: dict[str, Any]
     objective: float | None
+    advises: bool = True
 
     policy: InContextPolicy
     held_out: EnvBase

@@ -17,6 +17,7 @@ from yamame.cli.validation import parameters_of, validated
 from yamame.deploy.build import load_weights
 from yamame.deploy.load import agent_folder, read_saved
 from yamame.deploy.sources import Which, read_checkpoint
+from yamame.files.identity import complete_timestep_encoder
 from yamame.files.trust_record import Recorded, recorded
 from yamame.files.trusted import prefixes_of, without_foreign_weights
 from yamame.files.untrusted import check_file
@@ -87,7 +88,7 @@ class Trained:
         Raises:
             UsageError: The weights do not fit an agent for this environment.
         """
-        agent = build_agent(self.config, env)
+        agent = build_agent(self.config, env, is_new=False)
         hint = "; a changed setting of env may be why"
         load_weights(agent, self.weights, source=self.source, fit="the environment", hint=hint)
         return agent.eval()
@@ -143,7 +144,7 @@ def load_trained(
     trust = [*trust, *own.packages]
     _check_config(source, given, trust, own, env or {})
     # Every path in the configuration of a downloaded run is dropped before anything is built.
-    config = dict(without_foreign_weights(given))
+    config = dict(without_foreign_weights(complete_timestep_encoder(given)))
     config["device"] = check_device(device)
     config["trust"] = trust  # from the caller and the user's record, never from the file
 

@@ -19,6 +19,8 @@ import numpy as np
 
 from yamame.spaces.arrays import (
     Array,
+    BoundsError,
+    Outside,
     SpaceError,
     child,
     first_wrong,
@@ -28,6 +30,7 @@ from yamame.spaces.arrays import (
     text_of,
     whole,
 )
+from yamame.spaces.plain import decode_outside, decode_tree, encode_tree
 
 Kind = Literal["discrete", "multi_discrete", "multi_binary", "box"]
 
@@ -63,9 +66,16 @@ class Part:
         return self.high - self.low + 1
 
     def values(self, columns: Array) -> list[Any]:
-        """Convert ``columns`` ``[R, n]`` to values, as new arrays."""
+        """Convert ``columns`` ``[R, n]`` to values, as new arrays.
+
+        Single numbers are what Gymnasium samples: arrays without dimensions of real numbers, NumPy
+        scalars of whole ones.
+        """
         values = columns if self.is_box else columns + self.low
-        return list(values.astype(self.dtype).reshape(len(columns), *self.shape))
+        values = values.astype(self.dtype).reshape(len(columns), *self.shape)
+        if self.is_box and not self.shape:
+            return [np.array(value) for value in values]
+        return list(values)
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Return whether a value may have this shape.
@@ -79,7 +89,9 @@ class Part:
         """Return whether the one-hots of all choices side by side have this shape."""
         return not self.is_box and shape == (int(self.sizes.sum()),)
 
-    def columns(self, values: Array, label: str, *, indices: bool = False) -> Array:
+    def columns(
+        self, values: Array, label: str, *, indices: bool = False, clip: bool = False
+    ) -> Array:
         """Convert values ``[R, *shape]`` to columns ``[R, n]``: the inverse of `values`.
 
         Real numbers outside of the bounds by no more than rounding become the bounds.
@@ -88,6 +100,7 @@ class Part:
             values: Values of the space.
             label: Name of the values in messages.
             indices: Whether whole numbers count from 0 instead of from ``low``.
+            clip: Whether all finite real numbers outside of the bounds become the bounds.
 
         Raises:
             SpaceError: A value is out of bounds.
@@ -104,6 +117,9 @@ class Part:
             values = values.astype(np.float64)
             magnitude = np.maximum(abs(low), abs(high))
             slack = np.maximum(_SLACK * (high - low), _ROUNDING * magnitude)
+            if clip:
+                # NaN and infinite numbers stay what they are, and are refused.
+                values = np.where(np.isfinite(values), values.clip(low, high), values)
         else:
             values = whole(values)
         # NaN fails both comparisons.
@@ -113,7 +129,9 @@ class Part:
         if not is_good.all():
             numbers = "" if self.is_box else "whole numbers "
             condition = f"be {numbers}in {range_text(low, high)}"
-            raise SpaceError(label, condition, first_wrong(values, ~is_good))
+            has_bounds_only = self.is_box and bool(np.isfinite(values).all())
+            error = BoundsError if has_bounds_only else SpaceError
+            raise error(label, condition, first_wrong(values, ~is_good))
         return values.clip(low, high) if self.is_box else values.astype(np.int64) - low
 
 
@@ -126,17 +144,20 @@ class ActionEntry:
         parts: Simple spaces, in the order of their columns.
         tree: Structure of a value: an index of ``parts``, or a dict or tuple of structures.
         box_dtype: Dtype of a batch of kind ``box``.
+        outside: Handling of real numbers outside of the bounds by more than rounding, where `read`
+            reads them: ``clip`` makes them the bounds, the others refuse them.
 
     >>> numbers = Part((), np.dtype("int64"), low=np.array([1]), high=np.array([4]))
     >>> dice = ActionEntry("discrete", (numbers,), tree=0)
     >>> dice.read(np.array([1, 4]), label="action"), dice.values(np.array([0, 3]))
-    (array([0, 3]), [1, 4])
+    (array([0, 3]), [np.int64(1), np.int64(4)])
     """
 
     kind: Kind
     parts: tuple[Part, ...]
     tree: Any
     box_dtype: str = "float32"
+    outside: Outside = "raise"
 
     @property
     def sizes(self) -> list[int]:
@@ -149,9 +170,11 @@ class ActionEntry:
     @cached_property
     def _columns(self) -> Part:
         """All columns side by side, as one part."""
-        low = np.concatenate([part.low for part in self.parts])
-        high = np.concatenate([part.high for part in self.parts])
-        return Part((len(low),), self.parts[0].dtype, low, high)
+        # Parts without numbers have a dtype as well, which may be of the other kind.
+        filled = [part for part in self.parts if len(part.low)]
+        low = np.concatenate([part.low for part in filled])
+        high = np.concatenate([part.high for part in filled])
+        return Part((len(low),), filled[0].dtype, low, high)
 
     @cached_property
     def bounds(self) -> tuple[Array, Array]:
@@ -207,9 +230,12 @@ class ActionEntry:
         return ~np.logical_and.reduce(is_good, axis=1)
 
     def values(self, batch: Array) -> list[Any]:
-        """Convert a batch to values of the space, one per row."""
+        """Convert a batch to values of the space, one per row.
+
+        They have the dtype of the space, as those that its ``sample`` draws.
+        """
         if self.kind == "discrete":
-            return (batch + self.parts[0].low[0]).tolist()
+            return self.parts[0].values(batch[:, None])
         values = []
         start = 0
         for part in self.parts:
@@ -229,7 +255,7 @@ class ActionEntry:
 
         Whole numbers may have a floating point dtype, and choices may be one-hots
         ``[R, sum(sizes)]``. Real numbers outside of the bounds by no more than rounding (1e-5 of
-        their range) become the bounds.
+        their range) become the bounds, and all others too if ``outside`` is ``clip``.
 
         Args:
             values: ``[R, *shape]``; of a ``Dict`` or ``Tuple`` a tree of these, or all columns side
@@ -242,14 +268,16 @@ class ActionEntry:
             Batch ``[R]`` or ``[R, n]``.
 
         Raises:
+            BoundsError: A real number is out of bounds.
             SpaceError: The shape or dtype is another one, or a value is not in the space.
         """
+        clip = self.outside == "clip"
         columns = []
         for part, array, name, is_one_hot in self._arrays(values, label, indices):
             if is_one_hot:
                 columns.append(_from_one_hots(array, part.sizes, name))
             else:
-                columns.append(part.columns(array, name, indices=indices))
+                columns.append(part.columns(array, name, indices=indices, clip=clip))
         low, high = self.bounds
         batch = np.concatenate(columns, 1).astype(self.dtype)
         # Rounding to float32 may leave the bounds.
@@ -327,16 +355,22 @@ class ActionEntry:
             return {tree: (array, label)}
 
         items = dict(tree) if isinstance(tree, dict) else dict(enumerate(tree))
-        # Names may be numbers, which files hold as text.
+        # Names may be numbers, which files hold as text, and files nest them at slashes.
         names = [str(name) for name in items]
+        first_names = {name.partition("/")[0] for name in names}
         given: Any = ()
         if isinstance(values, tuple):
             given = range(len(values))
         elif is_tree(values):
             given = values.keys()
         for name in given:
-            if str(name) not in names:
+            if str(name) not in names and name not in first_names:
                 raise SpaceError(label, f"have the entries {names}", f"{str(name)!r} as well")
+        is_ambiguous = len(set(names)) < len(names) or any(
+            "/" in name and name.partition("/")[0] in names for name in names
+        )
+        if is_ambiguous and not set(items).issubset(given):
+            raise SpaceError(label, f"have the keys of the space, {list(items)}", list(given))
         found: dict[int, tuple[Array, str]] = {}
         for name, inner in items.items():
             found |= self._parts_of(inner, child(values, name), f"{label} {name!r}")
@@ -362,13 +396,16 @@ class ActionEntry:
         """Return plain data that JSON can hold, for `decode`."""
         parts = []
         for part in self.parts:
-            data: dict[str, Any] = {"shape": list(part.shape)}
-            data["dtype"] = part.dtype.name
-            data["low"] = part.low.tolist()
-            data["high"] = part.high.tolist()
-            parts.append(data)
-        tree = _encoded(self.tree)
-        return {"kind": self.kind, "parts": parts, "tree": tree, "box_dtype": self.box_dtype}
+            numbers: dict[str, Any] = {"shape": list(part.shape)}
+            numbers["dtype"] = part.dtype.name
+            numbers["low"] = part.low.tolist()
+            numbers["high"] = part.high.tolist()
+            parts.append(numbers)
+        tree = encode_tree(self.tree)
+        data = {"kind": self.kind, "parts": parts, "tree": tree, "box_dtype": self.box_dtype}
+        if self.outside != "raise":
+            data["outside"] = self.outside
+        return data
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> "ActionEntry":
@@ -393,13 +430,13 @@ class ActionEntry:
             parts.append(Part(shape, dtype, low, high))
 
         kind = data["kind"]
-        tree = _decoded(data["tree"])
+        tree = decode_tree(data["tree"])
         is_tree_of_parts = sorted(_numbers(tree)) == list(range(len(parts)))
         if kind not in get_args(Kind) or not parts or not is_tree_of_parts:
             raise ValueError(
                 f"an action must have a known kind and a tree of its parts, got {kind!r}, {tree}"
             )
-        return cls(kind, tuple(parts), tree, str(data["box_dtype"]))
+        return cls(kind, tuple(parts), tree, str(data["box_dtype"]), decode_outside(data))
 
 
 def _from_one_hots(array: Array, sizes: Array, label: str) -> Array:
@@ -431,29 +468,6 @@ def _assemble(tree: Any, values: tuple[Any, ...]) -> Any:
     for name, inner in tree.items():
         assembled[name] = _assemble(inner, values)
     return assembled
-
-
-def _encoded(tree: Any) -> Any:
-    """Convert a tree for JSON: a dict becomes pairs, because its keys may be numbers."""
-    if isinstance(tree, int):
-        return tree
-    if isinstance(tree, tuple):
-        return {"tuple": [_encoded(inner) for inner in tree]}
-    pairs = []
-    for name, inner in tree.items():
-        pairs.append([name, _encoded(inner)])
-    return {"dict": pairs}
-
-
-def _decoded(data: Any) -> Any:
-    if not isinstance(data, Mapping):
-        return int(data)
-    if "tuple" in data:
-        return tuple(_decoded(inner) for inner in data["tuple"])
-    tree = {}
-    for name, inner in data["dict"]:
-        tree[name] = _decoded(inner)
-    return tree
 
 
 def _numbers(tree: Any) -> list[int]:

@@ -1,12 +1,17 @@
 """Checks of arrays that observations and actions share."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+Key = str | int | float | bool | None | tuple[Any, ...]
+"""Key of a ``Dict`` space, or index in a ``Tuple`` space."""
+Outside = Literal["raise", "clip", "warn"]
+"""Handling of finite numbers outside of the bounds of their space."""
+BOUNDS_REMEDY = "env.bounds=warn keeps such values, env.bounds=clip makes them the bounds"
 
 
 class SpaceError(ValueError):
@@ -34,6 +39,10 @@ class SpaceError(ValueError):
     def __str__(self) -> str:
         message = f"{self.label} must {self.condition}, got {self.got}"
         return message if self.remedy is None else f"{message}; {self.remedy}"
+
+
+class BoundsError(SpaceError):
+    """A finite number outside of the bounds of its space."""
 
 
 def whole(array: Array) -> Array:
@@ -70,14 +79,15 @@ def is_tree(value: Any) -> bool:
     return isinstance(value, tuple) or hasattr(value, "keys")
 
 
-def child(tree: Any, name: str | int) -> Any:
-    """Return the value of a tree at a name or index; None if there is none.
+def child(tree: Any, name: Key) -> Any:
+    """Return the value of a tree at a key or index; None if there is none.
 
-    A mapping with numbers as keys may stand for a tuple.
+    A mapping with numbers as keys may stand for a tuple. Files have texts as names, and nest them
+    at slashes.
     """
     if isinstance(tree, tuple):
         # Names from files are text, also those of tuples.
-        index = int(name) if str(name).isdigit() else len(tree)
+        index = int(str(name)) if str(name).isdigit() else len(tree)
         return tree[index] if index < len(tree) else None
     if not is_tree(tree):
         return None
@@ -85,7 +95,8 @@ def child(tree: Any, name: str | int) -> Any:
     for key in (name, str(name)):
         if key in keys:
             return tree[key]
-    return None
+    first, slash, rest = str(name).partition("/")
+    return child(child(tree, first), rest) if slash else None
 
 
 def leaves(tree: Any) -> Iterator[Any]:

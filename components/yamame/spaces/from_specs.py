@@ -54,7 +54,7 @@ def recorded_spaces(env: EnvBase) -> Spaces | None:
         if entry.key in written:
             entry = replace(entry, bounds=None, whole=False)
         entries.append(entry)
-    return Spaces(tuple(entries), spaces.action)
+    return Spaces(tuple(entries), spaces.action, empty=spaces.empty)
 
 
 def describe(
@@ -88,7 +88,8 @@ def describe(
     # A transform may have changed the actions, too.
     if recorded is not None and _have_equal_batches(recorded.action, action):
         action = recorded.action
-    return Spaces(tuple(entries), action)
+    empty = () if recorded is None else recorded.empty
+    return Spaces(tuple(entries), action, empty=empty)
 
 
 def spaces_of(env: EnvBase) -> Spaces:

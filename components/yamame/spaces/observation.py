@@ -15,14 +15,19 @@ A value without dimensions is stored with one of size 1.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from yamame.spaces.arrays import (
+    BOUNDS_REMEDY,
     Array,
+    BoundsError,
+    Key,
+    Outside,
     SpaceError,
     child,
     first_wrong,
@@ -31,6 +36,14 @@ from yamame.spaces.arrays import (
     range_text,
     text_of,
     whole,
+)
+from yamame.spaces.plain import (
+    decode_bound,
+    decode_key,
+    decode_outside,
+    encode_bound,
+    encode_key,
+    integers,
 )
 
 Kind = Literal["number", "integer", "byte", "token", "one_hot", "bit"]
@@ -60,6 +73,8 @@ class ObservationEntry:
         bounds: Smallest and largest value of a number or byte, ``[*shape]`` each; None if
             unbounded.
         whole: Whether numbers must be whole, although they are stored as real numbers.
+        outside: Handling of finite numbers outside of ``bounds`` by more than rounding: ``raise``
+            makes them errors, ``clip`` makes them the bounds, ``warn`` reports and keeps them.
         dtype: Dtype of the stored array; by default that of the kind.
         stored_shape: Shape of one timestep of the stored array.
 
@@ -70,7 +85,7 @@ class ObservationEntry:
     """
 
     name: tuple[str, ...]
-    path: tuple[str | int, ...]
+    path: tuple[Key, ...]
     kind: Kind
     shape: tuple[int, ...]
     sizes: tuple[int, ...] = ()
@@ -79,6 +94,7 @@ class ObservationEntry:
     dtype: str = ""
     stored_shape: tuple[int, ...] = None  # type: ignore[assignment]
     whole: bool = False
+    outside: Outside = field(default="raise", compare=False)
 
     def __post_init__(self) -> None:
         stored_shape = self.shape or (1,)
@@ -134,18 +150,48 @@ class ObservationEntry:
             raise SpaceError(label, "be below 2**63", array.max())
         return converted
 
-    def finish(self, raw: Array) -> tuple[Array, dict[int, str]]:
+    def finish(
+        self, raw: Array, *, reports: bool = True
+    ) -> tuple[Array, dict[int, str], dict[int, str]]:
         """Convert gathered values ``[R, *shape]`` to the stored array.
 
+        Args:
+            raw: Values, which are clipped in place if ``outside`` is ``clip``.
+            reports: Whether to look for values to report if ``outside`` is ``warn``.
+
         Returns:
-            The array, and an error message for each row with a wrong value.
+            The array; an error message for each row with a wrong value; and, if ``outside`` is
+            ``warn``, a message for each other row with a value outside of the bounds.
         """
+        faults: dict[int, str] = {}
+        for wrong, condition in self._faults(raw):
+            faults |= self._messages(raw, wrong, condition)
+
+        remarks: dict[int, str] = {}
+        if self.bounds is None or (self.outside == "warn" and not reports):
+            return self._stored(raw), faults, remarks
+        is_outside = self._is_outside(raw)
+        if is_outside.any():
+            remarks = self._messages(raw, is_outside, self._in_bounds)
+            # Infinite numbers are out of bounds as well.
+            for row in faults:
+                remarks.pop(row, None)
+        if self.outside == "clip":
+            np.clip(raw, *self.bounds, out=raw)
+            remarks = {}
+        if self.outside == "raise":
+            for row, message in remarks.items():
+                faults[row] = f"{message}; {BOUNDS_REMEDY}"
+            remarks = {}
+        return self._stored(raw), faults, remarks
+
+    def _messages(self, raw: Array, wrong: Array, condition: str) -> dict[int, str]:
+        """Return a message for each row of ``wrong`` ``[R, ...]`` with a true value."""
         messages = {}
-        for wrong, condition in self._faults(raw, bounded=True):
-            is_wrong_row = wrong.reshape(len(wrong), -1).any(1)
-            for row in np.flatnonzero(is_wrong_row).tolist():
-                messages[row] = f"{self} must {condition}, got {text_of(raw[row])}"
-        return self._stored(raw), messages
+        is_wrong_row = wrong.reshape(len(wrong), -1).any(1)
+        for row in np.flatnonzero(is_wrong_row).tolist():
+            messages[row] = f"{self} must {condition}, got {text_of(raw[row])}"
+        return messages
 
     def read(
         self,
@@ -154,6 +200,8 @@ class ObservationEntry:
         batch: tuple[int, ...],
         label: str | None = None,
         bounded: bool = False,
+        may_be_unknown: bool = False,
+        report: Callable[[str], None] | None = None,
     ) -> Array:
         """Convert values from elsewhere, such as a file, to the stored array.
 
@@ -166,13 +214,18 @@ class ObservationEntry:
                 bytes and bits.
             batch: Leading dimensions.
             label: Name of the entry in messages.
-            bounded: Whether numbers and bytes must be within ``bounds``, as in `finish`. Files may
-                hold zeros where an observation is unknown, so they are read without.
+            bounded: Whether ``outside`` applies to numbers outside of ``bounds``, as in `finish`;
+                otherwise they are kept.
+            may_be_unknown: Whether rows of zeros may be out of bounds. Files hold them where an
+                observation is unknown.
+            report: Called with a message about the first number outside of the bounds, if
+                ``outside`` is ``warn``.
 
         Returns:
             Array ``[*batch, *stored_shape]``.
 
         Raises:
+            BoundsError: A number is out of bounds, and ``outside`` is ``raise``.
             SpaceError: The shape or dtype is another one, or a value is not in the space.
         """
         label = label or str(self)
@@ -194,11 +247,36 @@ class ObservationEntry:
         if self.kind in ("one_hot", "token", "integer"):
             array = self._to_whole(array, label)
         raw = self.accepted(array, (rows,), label)
-        # The first fault is reported.
-        for wrong, condition in self._faults(raw, bounded=bounded):
+        for wrong, condition in self._faults(raw):
             raise SpaceError(label, condition, first_wrong(raw, wrong))
+        if bounded and self.bounds is not None:
+            raw = self._bounded(raw, label, may_be_unknown, report)
         stored = self._stored(raw)
         return stored.reshape(*batch, *self.stored_shape)
+
+    def _bounded(
+        self,
+        raw: Array,
+        label: str,
+        may_be_unknown: bool,
+        report: Callable[[str], None] | None,
+    ) -> Array:
+        """Apply ``outside`` to finite values ``[R, *shape]``."""
+        is_outside = self._is_outside(raw)
+        if may_be_unknown:
+            is_known = (raw.reshape(len(raw), -1) != 0).any(1)
+            is_outside[~is_known] = False
+        if not is_outside.any():
+            return raw
+        error = BoundsError(label, self._in_bounds, first_wrong(raw, is_outside))
+        if self.outside == "raise":
+            raise error
+        if self.outside == "warn" and report is not None:
+            report(str(error))
+        if self.outside == "clip":
+            low, high = self.bounds  # type: ignore[misc]
+            return raw.clip(low, high)
+        return raw
 
     def value(self, stored: Array) -> Array:
         """Convert one stored timestep ``[*stored_shape]`` to a value: the inverse of `read`.
@@ -225,9 +303,9 @@ class ObservationEntry:
         Returns:
             The value; None if there is none.
         """
-        places = (self.path, self.name) if by_path else (self.name, self.path)
-        # Names may be given without their common root.
-        for place in (*places, self.name[1:]):
+        # Names may be given without their common root. They may be keys of other entries.
+        names = (self.name, self.name[1:])
+        for place in (self.path, *names) if by_path else (*names, self.path):
             value = _at(observation, place)
             if value is not None:
                 return value
@@ -267,22 +345,34 @@ class ObservationEntry:
         np.put_along_axis(hot, first + index, 1, 1)
         return hot
 
-    def _faults(self, raw: Array, *, bounded: bool) -> Iterator[tuple[Array, str]]:
-        """Find wrong numbers in ``raw`` ``[R, *shape]``.
+    @cached_property
+    def _limits(self) -> tuple[Array, Array]:
+        """Bounds with the slack of rounding."""
+        low, high = self.bounds  # type: ignore[misc]
+        # Environments compute with rounded numbers, which may be slightly out of bounds; bytes may
+        # not.
+        if self.kind != "number":
+            return low, high
+        least = low - _SLACK * np.maximum(1, abs(low))
+        largest = high + _SLACK * np.maximum(1, abs(high))
+        return least, largest
+
+    def _is_outside(self, raw: Array) -> Array:
+        """Return which numbers of ``raw`` ``[R, *shape]`` are out of bounds."""
+        least, largest = self._limits
+        is_outside: Array = (raw < least) | (raw > largest)
+        return is_outside
+
+    @property
+    def _in_bounds(self) -> str:
+        return f"be in {range_text(*self.bounds)}, the bounds of its space"  # type: ignore[misc]
+
+    def _faults(self, raw: Array) -> Iterator[tuple[Array, str]]:
+        """Find numbers in ``raw`` ``[R, *shape]`` that are no values of the space.
 
         Yields:
             Mask of the wrong numbers, and the condition that they do not meet.
         """
-        if bounded and self.bounds is not None:
-            low, high = self.bounds
-            # Environments compute with rounded numbers, which may be slightly out of bounds; bytes
-            # may not.
-            slack = _SLACK if self.kind == "number" else 0
-            is_below = raw < low - slack * np.maximum(1, abs(low))
-            is_above = raw > high + slack * np.maximum(1, abs(high))
-            is_wrong = is_below | is_above
-            if is_wrong.any():
-                yield is_wrong, f"be in {range_text(low, high)}, the bounds of its space"
         if self.kind == "number":
             is_finite = np.isfinite(raw)
             if not is_finite.all():
@@ -322,15 +412,18 @@ class ObservationEntry:
     def encode(self) -> dict[str, Any]:
         """Return plain data that JSON can hold, for `decode`."""
         data: dict[str, Any] = {"kind": self.kind}
-        for name in ("name", "path", "shape", "sizes", "low"):
+        for name in ("name", "shape", "sizes", "low"):
             data[name] = list(getattr(self, name))
+        data["path"] = [encode_key(key) for key in self.path]
         data["dtype"] = self.dtype
         data["stored_shape"] = list(self.stored_shape)
         if self.bounds is not None:
             low, high = self.bounds
-            data["bounds"] = [_encoded_bound(low), _encoded_bound(high)]
+            data["bounds"] = [encode_bound(low), encode_bound(high)]
         if self.whole:
             data["whole"] = True
+        if self.outside != "raise":
+            data["outside"] = self.outside
         return data
 
     @classmethod
@@ -346,10 +439,10 @@ class ObservationEntry:
             raise ValueError(
                 f"an entry must have a known kind and dtype, got {kind!r} and {dtype!r}"
             )
-        shape = _integers(data["shape"])
-        sizes = _integers(data["sizes"])
-        low = _integers(data["low"])
-        stored = _integers(data["stored_shape"])
+        shape = integers(data["shape"])
+        sizes = integers(data["sizes"])
+        low = integers(data["low"])
+        stored = integers(data["stored_shape"])
         size = math.prod(shape)
         if kind == "one_hot":
             has_choices = len(sizes) == size and len(low) == size
@@ -363,12 +456,12 @@ class ObservationEntry:
         # Descriptions of earlier versions have no bounds.
         if data.get("bounds") is not None:
             smallest, largest = data["bounds"]
-            bounds = _decoded_bound(smallest, shape, dtype), _decoded_bound(largest, shape, dtype)
+            bounds = decode_bound(smallest, shape, dtype), decode_bound(largest, shape, dtype)
             if not (bounds[0] <= bounds[1]).all():
                 raise ValueError(f"an entry must have bounds in order, got {dict(data)}")
         return cls(
             name=tuple(str(name) for name in data["name"]),
-            path=tuple(name if isinstance(name, int) else str(name) for name in data["path"]),
+            path=tuple(decode_key(key) for key in data["path"]),
             kind=kind,
             shape=shape,
             sizes=sizes,
@@ -377,30 +470,8 @@ class ObservationEntry:
             dtype=dtype,
             stored_shape=stored,
             whole=bool(data.get("whole", False)),
+            outside=decode_outside(data),
         )
-
-
-def _integers(data: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(int(number) for number in data)
-
-
-def _encoded_bound(bound: Array) -> Any:
-    """Convert a bound to one number, if it is the same everywhere, or else to a flat list."""
-    numbers: list[Any] = bound.reshape(-1).tolist()
-    if len(set(numbers)) == 1:
-        numbers = numbers[:1]
-    for index, number in enumerate(numbers):
-        # JSON has no infinities.
-        if not math.isfinite(number):
-            numbers[index] = str(number)
-    return numbers[0] if len(numbers) == 1 else numbers
-
-
-def _decoded_bound(data: Any, shape: tuple[int, ...], dtype: str) -> Array:
-    listed = data if isinstance(data, list) else [data]
-    numbers = np.array([float(number) for number in listed], dtype)
-    flat = np.broadcast_to(numbers, math.prod(shape))
-    return flat.reshape(shape)
 
 
 def is_nested_as_space(entries: Iterable[ObservationEntry], observation: Any) -> bool:
@@ -419,7 +490,7 @@ def is_nested_as_space(entries: Iterable[ObservationEntry], observation: Any) ->
     return has_paths
 
 
-def _at(observation: Any, place: tuple[str | int, ...]) -> Any:
+def _at(observation: Any, place: tuple[Key, ...]) -> Any:
     """Return the array at a place of a nested observation; None if there is none."""
     value = observation
     for name in place:

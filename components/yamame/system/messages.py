@@ -3,6 +3,8 @@
 import contextlib
 import os
 import sys
+import warnings
+from collections.abc import Iterator
 
 from yamame.checks import format_value as format_value
 
@@ -158,6 +160,44 @@ def print_stderr(line: object) -> None:
         return
     with contextlib.suppress(OSError, ValueError):
         print(printable(str(line)), file=sys.stderr)
+
+
+_printed: set[str] = set()
+
+
+def print_once(line: str) -> None:
+    """Print a line on the standard error, unless it was printed before in this run.
+
+    Environments of training and of the held-out tasks report the same things.
+    """
+    if line not in _printed:
+        _printed.add(line)
+        print_stderr(line)
+
+
+def begin_lines() -> None:
+    """Begin a run: `print_once` prints lines again that were printed before."""
+    _printed.clear()
+
+
+@contextlib.contextmanager
+def warnings_as_lines(category: type[Warning], *, prints: bool = True) -> Iterator[None]:
+    """Print the warnings of a category in the block by `print_once`; others stay as they are.
+
+    Args:
+        category: Class of the warnings.
+        prints: Whether to print them, or to ignore them.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        if not issubclass(warning.category, category):
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+        elif prints:
+            print_once(str(warning.message))
 
 
 def print_stdout(text: object) -> None:

@@ -2,6 +2,7 @@
 
 from yamame.normalization import RunningNormalizer as RunningNormalizer
 from yamame.timestep.auto import MIN_IMAGE_SIZE as MIN_IMAGE_SIZE
+from yamame.timestep.auto import FlattenedWarning as FlattenedWarning
 from yamame.timestep.auto import make_timestep_encoder as make_timestep_encoder
 from yamame.timestep.cnn import GridCNN as GridCNN
 from yamame.timestep.cnn import ImageEncoder as ImageEncoder

@@ -1,6 +1,7 @@
 """Image encoders: ``[*, C, H, W]``, ``[*, H, W, C]`` or ``[*, H, W]`` to ``[*, out_features]``.
 
-Integer pixels (uint8) are cast and divided by 255 here and nowhere earlier; floats are not scaled.
+Stacked frames, ``[*, F, H, W, C]`` or ``[*, F, C, H, W]``, are read as channels. Integer pixels
+(uint8) are cast and divided by 255 here and nowhere earlier, floats by ``max_value``.
 Every image is encoded by itself, without batch statistics, so batch dimensions, neighbours and
 padding do not change an output. All encoders end in a linear layer and LayerNorm.
 """
@@ -14,7 +15,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torchrl.modules import ConvNet
 
-from yamame.checks import NonNegativeInt, NumLayers, PositiveInt, check_bounds, require
+from yamame.checks import (
+    NonNegativeInt,
+    NumLayers,
+    PositiveFloat,
+    PositiveInt,
+    check_bounds,
+    require,
+)
 from yamame.timestep.image_shape import ChannelAxis, ImageShape
 
 
@@ -29,6 +37,7 @@ class ImageEncoder(nn.Module):
         max_images: Largest number of images that are encoded at once. More are encoded in parts,
             whose activations are computed again in the backward pass: memory for one part, and up
             to a third more computation. None encodes all at once.
+        max_value: Value by which floating point pixels are divided, their upper bound.
 
     Raises:
         ArgumentError: The image is smaller than ``MIN_SIZE``, its shape does not show where the
@@ -45,10 +54,12 @@ class ImageEncoder(nn.Module):
         out_features: PositiveInt,
         channel_axis: ChannelAxis,
         max_images: PositiveInt | None,
+        max_value: PositiveFloat = 1.0,
     ) -> None:
         super().__init__()
         owner = type(self).__name__
         self.shape = tuple(shape)
+        self.max_value = max_value
         self.out_features = out_features
         self.max_images = max_images
         image = ImageShape.of(self.shape, channel_axis=channel_axis, owner=owner)
@@ -86,6 +97,8 @@ class ImageEncoder(nn.Module):
         x = self.image_shape.channels_first(images)
         if not x.is_floating_point():
             x = x.to(torch.float32).div_(255.0)
+        elif self.max_value != 1.0:
+            x = x / self.max_value
         return self.head(self.convolutions(x).flatten(1))
 
 
@@ -96,7 +109,7 @@ class NatureCNN(ImageEncoder):
         shape: Shape of one image, at least 36 x 36.
         out_features: Size of the embedding.
         channel_axis: As for `ImageEncoder`.
-        max_images: As for `ImageEncoder`.
+        max_images, max_value: As for `ImageEncoder`.
 
     >>> NatureCNN((64, 64, 3))(torch.zeros(5, 2, 64, 64, 3, dtype=torch.uint8)).shape
     torch.Size([5, 2, 256])
@@ -111,10 +124,11 @@ class NatureCNN(ImageEncoder):
         out_features: int = 256,
         channel_axis: ChannelAxis = "auto",
         max_images: int | None = None,
+        max_value: float = 1.0,
     ) -> None:
         layers = {"num_cells": [32, 64, 64], "kernel_sizes": [8, 4, 3], "strides": [4, 2, 1]}
         convolutions = partial(ConvNet, **layers, activation_class=nn.ReLU)
-        super().__init__(shape, convolutions, out_features, channel_axis, max_images)
+        super().__init__(shape, convolutions, out_features, channel_axis, max_images, max_value)
 
 
 class ResidualBlock(nn.Module):
@@ -149,7 +163,7 @@ class ImpalaCNN(ImageEncoder):
         num_blocks: Residual blocks per section.
         num_groups: Groups of the normalisation, a divisor of every depth; 0 for none, as in IMPALA.
         channel_axis: As for `ImageEncoder`.
-        max_images: As for `ImageEncoder`.
+        max_images, max_value: As for `ImageEncoder`.
 
     Raises:
         ArgumentError: As `ImageEncoder`, or depths, blocks and groups do not fit.
@@ -171,6 +185,7 @@ class ImpalaCNN(ImageEncoder):
         num_groups: NonNegativeInt = 4,
         channel_axis: ChannelAxis = "auto",
         max_images: PositiveInt | None = None,
+        max_value: PositiveFloat = 1.0,
     ) -> None:
         owner = type(self).__name__
         require(owner, "depths", tuple(depths), min(depths, default=0) >= 1, "be positive")
@@ -188,7 +203,7 @@ class ImpalaCNN(ImageEncoder):
                 num_channels = depth
             return nn.Sequential(*layers, nn.ReLU())
 
-        super().__init__(shape, convolutions, out_features, channel_axis, max_images)
+        super().__init__(shape, convolutions, out_features, channel_axis, max_images, max_value)
 
 
 class GridCNN(ImageEncoder):
@@ -199,7 +214,7 @@ class GridCNN(ImageEncoder):
         out_features: Size of the embedding.
         depths: Channels of each convolution.
         channel_axis: As for `ImageEncoder`.
-        max_images: As for `ImageEncoder`.
+        max_images, max_value: As for `ImageEncoder`.
 
     >>> GridCNN((7, 9))(torch.zeros(5, 7, 9, dtype=torch.uint8)).shape
     torch.Size([5, 128])
@@ -215,6 +230,7 @@ class GridCNN(ImageEncoder):
         depths: Sequence[int] = (16, 32, 32),
         channel_axis: ChannelAxis = "auto",
         max_images: int | None = None,
+        max_value: float = 1.0,
     ) -> None:
         owner = type(self).__name__
         require(owner, "depths", tuple(depths), min(depths, default=0) >= 1, "be positive")
@@ -222,4 +238,4 @@ class GridCNN(ImageEncoder):
         convolutions = partial(
             ConvNet, num_cells=depths, kernel_sizes=3, paddings=1, activation_class=nn.ReLU
         )
-        super().__init__(shape, convolutions, out_features, channel_axis, max_images)
+        super().__init__(shape, convolutions, out_features, channel_axis, max_images, max_value)

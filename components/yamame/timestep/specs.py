@@ -2,18 +2,22 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, get_args
 
 import torch
 from tensordict import NestedKey, unravel_key
-from torchrl.data import Binary, Categorical, Composite, MultiCategorical
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical
 from torchrl.data.tensor_specs import TensorSpec
 
 from yamame.checks import require, require_at_least, require_choice
 from yamame.keys import NOT_INPUTS
 
 Kind = Literal["vector", "image", "tokens"]
+
+MIN_FLOAT_IMAGE = 8
+"""Fewest rows and columns of an image of floats. Smaller arrays of floats are vectors."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +26,14 @@ class Input:
 
     Args:
         shape: Shape at one timestep, without batch dimensions; ``()`` is one number.
-        kind: ``"vector"``: magnitudes (floats, bools, integers). ``"image"``: uint8 pixels.
-            ``"tokens"``: integers that are names, without order or distance.
+        kind: ``"vector"``: magnitudes (floats, bools, integers). ``"image"``: pixels. ``"tokens"``:
+            integers that are names, without order or distance.
         num_tokens: Size of the vocabulary of tokens; None for the other kinds.
+        max_value: Upper bound of floating point pixels; None for uint8 pixels and other kinds.
 
     Raises:
-        ArgumentError: A dimension is empty, an image does not have 2 or 3 dimensions, or
-            ``num_tokens`` does not fit the kind.
+        ArgumentError: A dimension is empty, an image does not have 2 to 4 dimensions, or
+            ``num_tokens`` or ``max_value`` does not fit the kind.
 
     >>> Input((2, 3)).size
     6
@@ -37,6 +42,7 @@ class Input:
     shape: tuple[int, ...]
     kind: Kind = "vector"
     num_tokens: int | None = None
+    max_value: float | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         # A list is accepted, and would make the frozen dataclass unhashable.
@@ -45,8 +51,10 @@ class Input:
         is_filled = min(self.shape, default=1) >= 1
         require("Input", "shape", self.shape, is_filled, "have positive dimensions")
         if self.kind == "image":
-            is_image = len(self.shape) in (2, 3)
-            require("Input", "shape", self.shape, is_image, "have 2 or 3 dimensions for an image")
+            is_image = len(self.shape) in (2, 3, 4)
+            require("Input", "shape", self.shape, is_image, "have 2 to 4 dimensions for an image")
+        fits = self.max_value is None or (self.kind == "image" and self.max_value > 0)
+        require("Input", "max_value", self.max_value, fits, "be positive, or None for no image")
         if self.kind == "tokens":
             require_at_least("Input", 1, num_tokens=self.num_tokens or 0)
         else:
@@ -66,7 +74,9 @@ def inputs_from_spec(
 
     All tensor leaves are inputs, at any depth, except the excluded ones. Keys are compared whole:
     ``"goal"`` does not exclude ``("robot", "goal")``. A `Categorical` that is not bool holds
-    tokens, uint8 with two or three dimensions is an image, and everything else is a vector.
+    tokens. Pixels with two to four dimensions are an image: uint8, and floats whose bounds are 0
+    and either 1 or at least 255, of at least `MIN_FLOAT_IMAGE` rows and columns. Everything else is
+    a vector.
 
     Args:
         observation_spec: ``env.observation_spec``.
@@ -110,6 +120,22 @@ def _input_of(leaf: TensorSpec, shape: tuple[int, ...]) -> Input:
     is_categorical = is_categorical and not isinstance(leaf, Binary | MultiCategorical)
     if is_categorical and leaf.dtype != torch.bool:
         return Input(shape, "tokens", num_tokens=int(leaf.n))
-    if not is_categorical and leaf.dtype == torch.uint8 and len(shape) in (2, 3):
+    if not is_categorical and leaf.dtype == torch.uint8 and len(shape) in (2, 3, 4):
         return Input(shape, "image")
+    max_value = _largest_pixel(leaf)
+    if max_value is not None and len(shape) in (2, 3, 4):
+        sides = [min(pair) for pair in pairwise(shape)]
+        if max(sides) >= MIN_FLOAT_IMAGE:
+            return Input(shape, "image", max_value=max_value)
     return Input(shape)
+
+
+def _largest_pixel(leaf: TensorSpec) -> float | None:
+    """Return the upper bound of a spec with the range of floating point pixels, else None."""
+    if not isinstance(leaf, Bounded) or not leaf.dtype.is_floating_point:
+        return None
+    low, high = leaf.space.low, leaf.space.high
+    highest = float(high.max())
+    is_uniform = bool((low == 0).all() and (high == highest).all())
+    is_range = highest == 1 or 255 <= highest < math.inf
+    return highest if is_uniform and is_range else None

@@ -60,8 +60,9 @@ def attention_maps(encoder: TransformerEncoder, sequence: TensorDictBase) -> Ten
 
     for layer in encoder.layers:
         layer.register_forward_pre_hook(hook)
+    rows = sequence if sequence.ndim > 1 else sequence.unsqueeze(0)
     with set_recurrent_mode(True):
-        encoder(sequence.copy())
+        encoder(rows.copy())
     maps = torch.stack(per_layer)  # [layers, B, H, L, L]
     batch_size = sequence.batch_size[:-1]
     return maps.reshape(len(maps), *batch_size, *maps.shape[2:])

@@ -235,7 +235,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         keys = self.keys
         x = tensordict.get(keys.features)
         batch_size = x.shape[:-1]
-        check_sequences(type(self).__name__, tensordict, batch_size)
+        check_sequences(type(self).__name__, tensordict, batch_size, keys=keys)
         x = x.reshape(-1, *x.shape[-2:])  # [B, L, E]
         rows = x.shape[:2]
 
@@ -298,7 +298,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
             # A copy: a step may write into it, and the caller stores it as it was.
             memory = memory.reshape(-1).clone()
         context, memory = self.step(x, memory, is_init, step_index)
-        tensordict.set(("next", keys.memory), memory.reshape(batch_size))
+        if not memory.is_empty():
+            tensordict.set(("next", keys.memory), memory.reshape(batch_size))
         context = context.reshape(*batch_size, self.out_features)
         return tensordict.set(keys.context, context)
 
@@ -356,7 +357,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         """
         memory = self.init_memory(num_envs, capacity=self.memory_length, device=device)
         _, room = self.grow_by(memory, 1)
-        condition = "have a fixed size; call limit_memory in the constructor and implement grow_by"
+        condition = "not grow; call limit_memory in the constructor, and implement grow_by"
         require(type(self).__name__, "memory", f"{room} steps", room == sys.maxsize, condition)
         return memory
 
@@ -368,11 +369,9 @@ class TrajectoryEncoder(TensorDictModuleBase):
         primers = Composite()
         if self.keys.memory is not None:
             memory = self.fixed_memory(1)
-            specs = Composite()
-            for name in memory.keys(True, True):
-                value = memory[name]
-                specs[name] = Unbounded(value.shape[1:], dtype=value.dtype)
-            primers[self.keys.memory] = specs
+            for name, value in memory.items(True, True):
+                spec = Unbounded(value.shape[1:], dtype=value.dtype)
+                primers[unravel_key((self.keys.memory, name))] = spec
         return TensorDictPrimer(primers, default_value=0.0, expand_specs=True)
 
     # Memory kept between calls.
@@ -386,18 +385,15 @@ class TrajectoryEncoder(TensorDictModuleBase):
         Raises:
             ValueError: The batch is not a step, or does not continue the episodes in the memory.
         """
+        owner = type(self).__name__
         is_init = self.read_is_init(tensordict)
         is_first = self._memory is None and not self._starts_afresh
         step = check_step(
-            type(self).__name__,
-            tensordict,
-            is_init,
-            keys=self.keys,
-            last=self.last_step,
-            is_first=is_first,
+            owner, tensordict, is_init, keys=self.keys, last=self.last_step, is_first=is_first
         )
         memory = self.ready_memory(is_init)
-        self.last_step = step
+        if self.last_step is not step:
+            self.last_step = step
         return memory
 
     @property
@@ -486,14 +482,13 @@ class TrajectoryEncoder(TensorDictModuleBase):
 
     def memory_state_dict(self) -> dict[str, Any]:
         """Return a copy of the memory for a checkpoint; empty before the first step."""
-        if self.memory is None:
-            return {}
-        return {"memory": self.memory.clone()}
+        return {} if self.memory is None else {"memory": self.memory.clone()}
 
     def load_memory_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a memory that `memory_state_dict` returned."""
         with torch.inference_mode(False):
             self.memory = state["memory"].clone() if state else None
+        self._starts_afresh = not state
 
     def __getstate__(self) -> dict[str, object]:
         state = dict(super().__getstate__())

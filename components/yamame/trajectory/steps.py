@@ -5,7 +5,8 @@ in a step names its stream, so a second one, such as an evaluation between two s
 is found by marks that TorchRL's loops leave in a step:
 
 * ``("collector", "traj_ids")``, which collectors write and rollouts do not;
-* ``step_index``, which counts up by one, stays (an env that waits) or begins again;
+* ``step_index``, which counts up by one, stays (an env that waits) or begins again: one that has
+  counted since its start does otherwise, or all do;
 * ``context`` of the step before, which rollouts, collectors and ``step_and_maybe_reset`` carry
   along.
 
@@ -33,25 +34,48 @@ STREAM_REMEDY = (
 )
 
 
-def check_sequences(owner: str, tensordict: TensorDictBase, batch_size: torch.Size) -> None:
-    """Raise unless a batch under ``recurrent_mode()`` has a time dimension.
+def check_sequences(
+    owner: str, tensordict: TensorDictBase, batch_size: torch.Size, *, keys: TrajectoryKeys
+) -> None:
+    """Raise if a batch under ``recurrent_mode()`` may hold several sequences in one dimension.
+
+    A batch ``[L]`` is one sequence if its dimension is named ``"time"``, as in a rollout of
+    TorchRL. Otherwise it may be a flat batch of slices if it holds outcomes of steps or
+    ``traj_ids``, and, on a CPU, if ``is_init`` is set or ``step_index`` jumps after the first
+    timestep. A flat batch without any of these entries is not recognised.
 
     Args:
         owner: Class named in the error.
         tensordict: Batch.
         batch_size: Shape of the features without their last dimension.
+        keys: Keys of the encoder.
 
     Raises:
-        ArgumentError: The batch is flat, and its dimension is not named ``"time"``.
+        ArgumentError: It may hold several sequences, or has no time dimension.
     """
-    if len(batch_size) > 1:
+    if len(batch_size) > 1 or "time" in _names(tensordict):
         return
-    is_one_sequence = len(batch_size) == 1 and "time" in _names(tensordict)
+    reason = None
+    if len(batch_size) == 0:
+        reason = "without a time dimension"
+    elif tensordict.get(("next", "done"), None) is not None:
+        reason = "that holds the outcomes of its steps"
+    elif tensordict.get(TRAJ_IDS, None) is not None:
+        reason = "that holds ('collector', 'traj_ids')"
+    else:
+        is_init = tensordict.get(keys.is_init, None)
+        step_index = tensordict.get(keys.step_index, None)
+        if is_init is not None and is_init.is_cpu and bool(is_init.flatten()[1:].any()):
+            reason = "with is_init after the first timestep"
+        elif step_index is not None and step_index.is_cpu:
+            jumps = step_index.flatten().diff() != 1
+            if bool(jumps.any()):
+                reason = "whose step_index does not count up"
     require(
         owner,
         "a batch within set_recurrent_mode(True)",
-        list(batch_size),
-        is_one_sequence,
+        f"a batch {list(batch_size)} {reason}",
+        reason is None,
         "be of sequences [B, L]",
         remedy="reshape flat slices to [B, L]; one sequence is [1, L]",
     )
@@ -77,36 +101,38 @@ def check_step(
         is_first: True if there is no memory yet, and none was dropped on purpose.
 
     Returns:
-        Marks of this step; None on other devices.
+        Marks of this step, ``last`` itself if it has its layout; None on other devices.
 
     Raises:
         ArgumentError: It is no step, or belongs to another stream of steps.
     """
-    features = tensordict.get(keys.features, None)
-    shape = tensordict.batch_size if features is None else features.shape[:-1]
-    check_step_layout(owner, tensordict, is_init, shape, last=last, is_first=is_first)
+    # This runs at every step: nothing is read, copied or reshaped that need not be.
+    batch_size = tensordict.batch_size
+    is_flat_step = last is not None and last.is_flat_step(tensordict, is_init)
+    if not is_flat_step:
+        features = tensordict.get(keys.features, None)
+        shape = batch_size if features is None else features.shape[:-1]
+        check_step_layout(owner, tensordict, is_init, shape, last=last, is_first=is_first)
+        if last is not None and last.shape != shape:
+            last = None
     if not is_init.is_cpu:
         return None
 
     step_index = tensordict.get(keys.step_index, None)
-    if step_index is not None:
-        step_index = step_index.reshape(-1)
-    ids = tensordict.get(TRAJ_IDS, None)
-    if ids is not None:
-        ids = ids.reshape(-1)
-    if last is not None and last.shape == shape:
+    ids = tensordict.get(TRAJ_IDS, None) if TRAJ_IDS[0] in tensordict.keys() else None
+    if last is None:
+        last = LastStep(shape, batch_size)
+    else:
+        context = None
         # Stored steps hold the context of their own.
-        is_stored = "next" in tensordict.keys()
-        context = None if is_stored else tensordict.get(keys.context, None)
+        if last.context is not None and "next" not in tensordict.keys():
+            context = tensordict.get(keys.context, None)
         last.check_next(owner, is_init, step_index=step_index, ids=ids, context=context)
-
-    expected = None if step_index is None else step_index + 1
+    last.context = None
+    last.expected = None if step_index is None else step_index + 1
     # A copy: collectors write into it.
-    step = LastStep(shape, expected, None if ids is None else ids.clone())
-    if last is not None:
-        step.counts = last.counts
-        step.carries = last.carries
-    return step
+    last.ids = None if ids is None else ids.clone()
+    return last
 
 
 def check_step_layout(
@@ -145,7 +171,7 @@ def check_step_layout(
         if is_nested or is_first or is_other:
             has_outcome = tensordict.get(("next", "done"), None) is not None
             if is_nested and has_outcome:
-                reason = "that holds the outcomes of its steps"
+                reason = "that holds the outcomes of its steps (in 'next')"
             elif is_first and (is_nested or has_outcome) and not bool(is_init.all()):
                 reason = "that begins within episodes (is_init)"
             elif is_other and not bool(is_init.all()):
@@ -166,19 +192,32 @@ class LastStep:
 
     Attributes:
         shape: Shape of the envs.
-        expected: ``step_index`` of the next step ``[N]``, or None.
-        ids: Numbers of the trajectories ``[N]``, or None.
+        batch_size: Shape of the TensorDict.
+        expected: ``step_index`` of the next step, or None.
+        ids: Numbers of the trajectories, or None.
         context: Context that was written into the TensorDict, or None.
         counts: Whether ``step_index`` has been seen to count.
+        counted: Envs whose count is known since their start, ``[N]`` bool; None for all.
         carries: Whether the context has been seen in the TensorDict of the next step.
     """
 
     shape: torch.Size
-    expected: Tensor | None
-    ids: Tensor | None
+    batch_size: torch.Size
+    expected: Tensor | None = None
+    ids: Tensor | None = None
     context: Tensor | None = None
     counts: bool = False
+    counted: Tensor | None = None
     carries: bool = False
+
+    def is_flat_step(self, tensordict: TensorDictBase, is_init: Tensor) -> bool:
+        """Return whether a batch has the layout of this step, which had one dimension."""
+        return (
+            len(self.shape) == 1
+            and tensordict.batch_size == self.batch_size
+            and len(is_init) == self.shape[0]
+            and "time" not in _names(tensordict)
+        )
 
     def check_next(
         self,
@@ -194,8 +233,8 @@ class LastStep:
         Args:
             owner: Class named in the error.
             is_init: ``[N]`` bool, envs that start afresh. All others must continue.
-            step_index: ``[N]``, or None.
-            ids: ``[N]``, or None.
+            step_index: Count of the steps of each env, or None.
+            ids: Number of the trajectory of each env, or None.
             context: Context in the TensorDict, or None.
 
         Raises:
@@ -214,17 +253,25 @@ class LastStep:
             return None
         if torch.equal(step_index, self.expected):
             self.counts = True
+            self.counted = None
             return None
+        if step_index.numel() != len(is_init):
+            return None
+        step_index = step_index.reshape(-1)
+        expected = self.expected.reshape(-1)
+        counted = torch.ones_like(is_init) if self.counted is None else self.counted
+        is_next = (step_index == expected) & ~is_init
         # An env that waits for others keeps its count; a count may begin again within an episode.
-        is_next = (step_index == self.expected) | is_init
-        is_known = is_next | (step_index == self.expected - 1) | (step_index == 0)
-        if bool(is_known.all()):
-            self.counts = self.counts or bool((is_next & ~is_init).any())
-            return None
-        if not self.counts:
-            return None
-        env = int((~is_known).nonzero()[0])
-        return f"step_index {int(step_index[env])} in env {env} after {int(self.expected[env]) - 1}"
+        is_known = is_next | is_init | (step_index == expected - 1) | (step_index == 0)
+        is_wrong = ~is_known
+        has_broken_off = bool((is_wrong & counted).any()) or bool((is_wrong | is_init).all())
+        if self.counts and bool(is_wrong.any()) and has_broken_off:
+            env = int(is_wrong.nonzero()[0])
+            before = int(expected[env]) - 1
+            return f"step_index {int(step_index[env])} in env {env} after {before}"
+        self.counts = self.counts or bool(is_next.any())
+        self.counted = (counted & ~is_init & is_known) | is_next
+        return None
 
     def _find_other_ids(self, is_init: Tensor, ids: Tensor | None) -> str | None:
         if ids is None and self.ids is None:
@@ -236,11 +283,13 @@ class LastStep:
             return f"one {others} ('collector', 'traj_ids')"
         if torch.equal(ids, self.ids):
             return None
-        is_other = (ids != self.ids) & ~is_init
+        ids = ids.reshape(-1)
+        before = self.ids.reshape(-1)
+        is_other = (ids != before) & ~is_init
         if not bool(is_other.any()):
             return None
         env = int(is_other.nonzero()[0])
-        return f"trajectory {int(ids[env])} in env {env} after {int(self.ids[env])}"
+        return f"trajectory {int(ids[env])} in env {env} after {int(before[env])}"
 
     def _find_other_context(self, is_init: Tensor, context: Tensor | None) -> str | None:
         if context is None or self.context is None:

@@ -133,6 +133,11 @@ class TransformerEncoder(TrajectoryEncoder):
     the oldest timestep, which the parallel pass still attends to. A ``window`` restricts both
     passes alike, so that they agree at any length.
 
+    In the TensorDict (``TrajectoryKeys(memory="memory")``) the cache has its full size from the
+    start, ``2 * num_layers * context_length * d_model`` numbers per env (with a window, ``window +
+    sinks`` instead of ``context_length``). TorchRL stores it twice with each step, and copies it at
+    each step and at each reset of any env: a choice for short contexts.
+
     Args:
         in_features: Size E of the features.
         d_model: Width D of the layers and of the context.

@@ -11,8 +11,9 @@ space                               batch of R actions
                                     ``MultiDiscrete`` (a bit has two values)
 ==================================  =====================================================
 
-`yamame.spaces.ActionEntry` converts values of a space to a batch and back, also where Gymnasium is
-not installed. This module imports only NumPy and Gymnasium.
+The environment gets values of the space: NumPy scalars and arrays of its dtype, as ``sample`` draws
+them. `yamame.spaces.ActionEntry` converts values of a space to a batch and back, also where
+Gymnasium is not installed. This module imports only NumPy and Gymnasium.
 """
 
 from typing import Any
@@ -21,33 +22,40 @@ import numpy as np
 from gymnasium import spaces
 from yamame.checks import ArgumentError, require
 from yamame.spaces import ActionEntry, Part
+from yamame.spaces.arrays import Outside
+
+from yamame_envs.adapters.spaces import plain_key
 
 # A whole number becomes a choice among its values, with one output of the policy each.
 _MAX_VALUES = 65536
 
 
-def read_actions(space: spaces.Space[Any], *, owner: str) -> ActionEntry:
+def read_actions(
+    space: spaces.Space[Any], *, owner: str, outside: Outside = "raise"
+) -> ActionEntry:
     """Describe the actions of a space.
 
     Args:
         space: Action space.
         owner: Name of the environment in messages.
+        outside: Handling of real numbers out of bounds, see `yamame.spaces.ActionEntry`.
 
     Raises:
         ArgumentError: The space has no such batch.
     """
     leaves: list[spaces.Space[Any]] = []
-    tree = _tree(space, leaves)
+    tree = _tree(space, leaves, owner)
     parts = tuple(_part(leaf, owner) for leaf in leaves)
 
-    # A policy has one distribution: continuous, or over choices.
-    is_uniform = len({part.is_box for part in parts}) == 1
+    # A policy has one distribution: continuous, or over choices. Parts without numbers have none.
+    filled = [part for part in parts if len(part.low)]
+    is_uniform = len({part.is_box for part in filled}) == 1
     condition = "hold only Box spaces of real numbers or none"
     remedy = "leave one kind out with a gymnasium.ActionWrapper"
     require(owner, "action_space", space, is_uniform, condition, remedy=remedy)
 
-    if parts[0].is_box:
-        return ActionEntry("box", parts, tree)
+    if filled[0].is_box:
+        return ActionEntry("box", parts, tree, outside=outside)
     is_single = tree == 0
     if is_single and isinstance(space, spaces.Discrete):
         return ActionEntry("discrete", parts, tree)
@@ -56,12 +64,15 @@ def read_actions(space: spaces.Space[Any], *, owner: str) -> ActionEntry:
     return ActionEntry("multi_discrete", parts, tree)
 
 
-def _tree(space: spaces.Space[Any], leaves: list[spaces.Space[Any]]) -> Any:
+def _tree(space: spaces.Space[Any], leaves: list[spaces.Space[Any]], owner: str) -> Any:
     """Append the simple spaces to ``leaves``, and return their indices, nested as the space."""
     if isinstance(space, spaces.Dict):
-        return {key: _tree(part, leaves) for key, part in space.spaces.items()}
+        tree = {}
+        for key, part in space.spaces.items():
+            tree[plain_key(key, owner, "action_space")] = _tree(part, leaves, owner)
+        return tree
     if isinstance(space, spaces.Tuple):
-        return tuple(_tree(part, leaves) for part in space.spaces)
+        return tuple(_tree(part, leaves, owner) for part in space.spaces)
     leaves.append(space)
     return len(leaves) - 1
 
@@ -69,7 +80,7 @@ def _tree(space: spaces.Space[Any], leaves: list[spaces.Space[Any]]) -> Any:
 def _part(space: spaces.Space[Any], owner: str) -> Part:
     if isinstance(space, spaces.Discrete):
         low = np.array([space.start], np.int64)
-        return Part((), np.dtype(np.int64), low, low + int(space.n) - 1)
+        return Part((), np.dtype(space.dtype), low, low + int(space.n) - 1)
     if isinstance(space, spaces.MultiDiscrete):
         low = space.start.flatten().astype(np.int64)
         high = low + space.nvec.flatten() - 1
@@ -77,7 +88,7 @@ def _part(space: spaces.Space[Any], owner: str) -> Part:
     if isinstance(space, spaces.MultiBinary):
         low = np.zeros(int(np.prod(space.shape)), np.int64)
         return Part(tuple(space.shape), np.dtype(space.dtype), low, low + 1)
-    if isinstance(space, spaces.Box) and space.low.size:
+    if isinstance(space, spaces.Box):
         return _box(space, owner)
     raise ArgumentError(
         owner,

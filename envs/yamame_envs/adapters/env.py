@@ -7,22 +7,25 @@ Entries written besides those of `yamame_envs.context`:
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Binary
-from yamame.checks import PositiveInt, check_bounds, require
+from yamame.checks import PositiveInt, check_bounds, require, require_choice
 from yamame.spaces import Spaces
+from yamame.spaces.arrays import Outside
+from yamame.system.messages import print_once, print_stderr
 
 from yamame_envs.adapters.episodes import History, TaskSeeds
 from yamame_envs.adapters.failures import FailureCount
 from yamame_envs.adapters.in_process import EnvSpaces, Failure, InProcessEnvs, Make, Outcome
-from yamame_envs.adapters.reading import check_picklable, read_spaces
+from yamame_envs.adapters.reading import read_spaces
 from yamame_envs.adapters.resume import replay_episodes
+from yamame_envs.adapters.shipping import packing_error
 from yamame_envs.adapters.spaces import Array
 from yamame_envs.adapters.specs import action_spec, observation_specs
 from yamame_envs.adapters.task import reset_seeds
@@ -44,10 +47,10 @@ class HostedEnv(ContextEnv):
     on.
 
     An environment fails if it raises, if an observation or reward is not finite or not in its
-    space, if an action is out of bounds, or if its worker process dies or does not answer. A
-    failure is an error or, with ``on_error="continue"``, the end of the env's episode: the last
-    observation is repeated with reward 0, ``truncated`` and ``aborted``. The next episode of the
-    env has the next task seed and a new environment.
+    space, if a flag is neither true nor false, if an action is out of bounds, or if its worker
+    process dies or does not answer. A failure is an error or, with ``on_error="continue"``, the end
+    of the env's episode: the last observation is repeated with reward 0, ``truncated`` and
+    ``aborted``. The next episode of the env has the next task seed and a new environment.
 
     `state_dict` holds the task seeds and the actions of all running episodes, which
     `load_state_dict` replays.
@@ -61,6 +64,11 @@ class HostedEnv(ContextEnv):
         seed: Seed of the tasks of all episodes.
         device: Device of all tensors.
         workers: Worker processes, and the handling of failures.
+        bounds: Handling of observed numbers that are finite, but out of the bounds of their
+            ``Box`` by more than rounding (1e-5 of the bound, of 1 for smaller bounds): ``warn``
+            keeps them and prints a line about the first one of each entry; ``clip`` makes them the
+            bounds; ``raise``: they are failures. In files of data, ``clip`` makes actions
+            out of bounds the bounds as well, and the others refuse them.
 
     Raises:
         ArgumentError: A value is out of its range, or a space cannot be converted to tensors.
@@ -68,6 +76,8 @@ class HostedEnv(ContextEnv):
 
     _generic = False
     """True for spaces that were not made for this package, see `read_observation`."""
+    _checks_repeats = False
+    """True if episodes may depend on more than their seeds, which is then checked once."""
     _counts_attempts = False
     """True if seeds include the attempt at a task, see `yamame_envs.adapters.task`."""
     _novelty: str | None = None
@@ -84,9 +94,15 @@ class HostedEnv(ContextEnv):
         seed: int = 0,
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008 (immutable)
+        bounds: Outside = "warn",
     ) -> None:
+        require_choice(self.label, "bounds", bounds, get_args(Outside))
         self._workers = workers
         self._make_env = make
+        self._bounds: Outside = bounds
+        # Entries with a value outside of its bounds, which are reported once.
+        self._remarked: set[int] = set()
+        self._told_late_key = False
         self._spaces = self._read(success)
         self._current = Timestep(self._spaces, time_limit)
         self._failures = FailureCount(workers)
@@ -139,8 +155,24 @@ class HostedEnv(ContextEnv):
 
     def _read(self, success: str | None) -> EnvSpaces:
         if self._workers.num_processes > 0:
-            check_picklable(self._make_env, owner=self.label)
-        return read_spaces(self._make_env, owner=self.label, generic=self._generic, success=success)
+            self._check_picklable()
+        return read_spaces(
+            self._make_env,
+            owner=self.label,
+            generic=self._generic,
+            success=success,
+            outside=self._bounds,
+            # In worker processes an environment may hang or crash without harm, and here not.
+            checks_repeats=self._checks_repeats and self._workers.num_processes == 0,
+        )
+
+    def _check_picklable(self) -> None:
+        """Raise unless the environment can be made in worker processes."""
+        make = self._make_env
+        error = packing_error(make)
+        condition = "be picklable to be used in worker processes"
+        remedy = f"give a function of a module, or a functools.partial of one ({error})"
+        require(self.label, "make", make, error is None, condition, remedy=remedy)
 
     def _play(self) -> InProcessEnvs | Pool:
         if self._player is None:
@@ -210,6 +242,7 @@ class HostedEnv(ContextEnv):
                 seeds = [chosen[position] for position in positions]
             self._tasks[waiting] = seeds
             begun = player.reset(waiting, reset_seeds(seeds, self._attempts[waiting]))
+            self._report_outside(begun, waiting, "at the start")
             if outcome is None:
                 outcome = begun
             else:
@@ -231,10 +264,28 @@ class HostedEnv(ContextEnv):
 
     def _report(self, failures: Mapping[int, Failure], when: str | None = None) -> None:
         def place(env_id: int) -> str:
-            moment = when or f"at step {self._current.column('step_index')[env_id]}"
-            return f"in env {env_id} {moment} of task {self._tasks[env_id]}"
+            return self._place(env_id, when)
 
         self._failures.add(self.label, failures, place)
+
+    def _place(self, env_id: int, when: str | None) -> str:
+        """Describe where and when something happened, by default at the current step."""
+        moment = when or f"at step {self._current.column('step_index')[env_id]}"
+        return f"in env {env_id} {moment} of task {self._tasks[env_id]}"
+
+    def _report_outside(
+        self, outcome: Outcome, env_ids: Sequence[int], when: str | None = None
+    ) -> None:
+        """Print the first value of each entry outside of its bounds."""
+        for number, (position, text) in outcome.remarks.items():
+            # Each worker process finds a first one.
+            if number not in self._remarked:
+                self._remarked.add(number)
+                print_stderr(
+                    f"{self.label}: {self._place(env_ids[position], when)}: {text}; such values "
+                    "are kept and not reported again (env.bounds=clip makes them the bounds, "
+                    "env.bounds=raise ends the run)"
+                )
 
     def advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
         """See `ContextEnv.advance`."""
@@ -301,6 +352,13 @@ class HostedEnv(ContextEnv):
             # The usual case needs no copy of the actions.
             stepped = list(range(count))
             outcome = player.step(stepped, batch)
+        self._report_outside(outcome, stepped)
+        if outcome.late_key is not None and not self._told_late_key:
+            self._told_late_key = True
+            print_once(
+                f"{self.label}: infos have {outcome.late_key!r} where episodes end, but not at "
+                f"their first step, so no success is shown: set env.success={outcome.late_key}"
+            )
         # Interrupted envs were not stepped, so they are over or aborted here.
         player.interrupted.clear()
         self._aborting.clear()

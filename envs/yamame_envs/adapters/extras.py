@@ -4,9 +4,40 @@ import warnings
 from importlib import import_module
 from types import ModuleType
 
+_EXTRAS = {
+    "ale_py": "atari",
+    "crafter": "crafter",
+    "gymnasium_robotics": "robotics",
+    "metaworld": "metaworld",
+    "minigrid": "minigrid",
+    "mujoco": "mujoco",
+    "popgym": "popgym",
+    "xenoverse": "anymdp",
+}
+"""Extras of this distribution by the module that they install."""
+
 
 class MissingExtra(ImportError, ValueError):  # noqa: N818
     """A library that an environment needs is not installed, or cannot be imported."""
+
+
+def missing_extra(error: Exception, owner: str) -> MissingExtra | None:
+    """Return the error of a library that an extra installs; None for any other module.
+
+    Args:
+        error: Error of the import, or one that it caused.
+        owner: Name of the environment in messages.
+
+    >>> print(missing_extra(ModuleNotFoundError(name="mujoco.viewer"), "Example"))
+    Example: the package mujoco must be installed, run: pip install 'yamame[mujoco]'
+    """
+    cause = error if isinstance(error, ImportError) else error.__cause__ or error.__context__
+    name = getattr(cause, "name", None)
+    missing = str(name).partition(".")[0]
+    if missing not in _EXTRAS:
+        return None
+    command = f"pip install 'yamame[{_EXTRAS[missing]}]'"
+    return MissingExtra(f"{owner}: the package {missing} must be installed, run: {command}")
 
 
 def import_extra(module: str, *, extra: str = "", owner: str, remedy: str = "") -> ModuleType:

@@ -15,8 +15,10 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from yamame.checks import PositiveInt, check_bounds, require
+from yamame.checks import ArgumentError, PositiveInt, check_bounds, require
 from yamame.keys import GOAL_COMPLETED, GOAL_PAD
+from yamame.spaces.arrays import Outside
+from yamame.system.messages import described
 
 from yamame_envs.adapters.gym import Gym
 from yamame_envs.adapters.registered import make_registered
@@ -42,7 +44,7 @@ class SingleGoal(gymnasium.Wrapper):
 
     Raises:
         ArgumentError: The environment has no such goals, no radius is known, or ``compute_reward``
-            has another one.
+            has another one or needs more than the goals.
     """
 
     def __init__(self, env: "gymnasium.Env[Any, Any]", *, radius: float | None, owner: str) -> None:
@@ -81,7 +83,7 @@ class SingleGoal(gymnasium.Wrapper):
         rewards = []
         for share in (0.0, 0.9, 1.1, 2.0):
             place = goal + share * self.radius * direction
-            rewards.append(float(np.asarray(env.compute_reward(place, goal, {}))))
+            rewards.append(_reward_of_goals(env, place, goal, owner))
         inside, almost, outside, far = rewards
         is_same = inside == almost > outside == far
         condition = "be the distance within which compute_reward pays its best"
@@ -124,6 +126,27 @@ class SingleGoal(gymnasium.Wrapper):
         return goal
 
 
+def _reward_of_goals(env: Any, achieved: Array, desired: Array, owner: str) -> float:
+    """Return the reward that an environment computes from two goals and an empty info.
+
+    Raises:
+        ArgumentError: It cannot compute it from the goals alone.
+    """
+    try:
+        reward = np.asarray(env.compute_reward(achieved, desired, {}), np.float64)
+        return float(reward.reshape(()))
+    # Code of the user may raise anything.
+    except Exception as error:
+        raise ArgumentError(
+            owner,
+            "compute_reward",
+            described(error),
+            "return one number for two goals and an empty info: the reward of another goal must "
+            "follow from the goals alone",
+            remedy="leave out terms that read info, or train without relabelling: env=gym",
+        ) from error
+
+
 def _goal_shape(entries: Mapping[str, spaces.Space[Any]]) -> tuple[int] | None:
     """Return the shape (d,) that both goals have; None if there is no such shape."""
     shapes = set()
@@ -137,7 +160,12 @@ def _goal_shape(entries: Mapping[str, spaces.Space[Any]]) -> tuple[int] | None:
 
 
 def make_with_goal(
-    id: str, settings: Mapping[str, Any], *, limited: bool, radius: float | None, owner: str
+    id: str,
+    settings: Mapping[str, Any],
+    *,
+    limited: bool,
+    radius: float | None,
+    owner: str,
 ) -> SingleGoal:
     """Make an environment that is registered with Gymnasium, as `SingleGoal`."""
     env = make_registered(id, settings, limited=limited)
@@ -150,7 +178,7 @@ class GymGoals(Gym):
     See `SingleGoal`.
 
     Args:
-        id, settings, time_limit, num_envs, seed, device, workers: As for `Gym`.
+        id, settings, time_limit, num_envs, seed, device, workers, bounds: As for `Gym`.
         radius: Largest Euclidean distance at which a goal is reached. None: the
             ``distance_threshold`` of the environment.
 
@@ -168,7 +196,7 @@ class GymGoals(Gym):
     def __init__(
         self,
         *,
-        id: str = "FetchReach-v4",
+        id: str = "gymnasium_robotics:FetchReach-v4",
         settings: Mapping[str, Any] = MappingProxyType({}),
         time_limit: int | Literal["registered"] | None = "registered",
         radius: float | None = None,
@@ -176,6 +204,7 @@ class GymGoals(Gym):
         seed: int = 0,
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008 (immutable)
+        bounds: Outside = "warn",
     ) -> None:
         self._radius = radius
         super().__init__(
@@ -187,6 +216,7 @@ class GymGoals(Gym):
             seed=seed,
             device=device,
             workers=workers,
+            bounds=bounds,
         )
 
     @property

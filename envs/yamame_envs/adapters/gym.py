@@ -7,15 +7,18 @@ from typing import Any, Literal, get_args
 
 import gymnasium
 import torch
+from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 from yamame.checks import ArgumentError, PositiveInt, check_bounds, require, require_choice
-from yamame.system.messages import print_stderr
+from yamame.spaces.arrays import Outside
+from yamame.system.messages import print_once
 from yamame.system.user_code import user_code
 
 from yamame_envs.adapters.env import HostedEnv
-from yamame_envs.adapters.extras import MissingExtra
+from yamame_envs.adapters.extras import MissingExtra, missing_extra
 from yamame_envs.adapters.in_process import EnvSpaces, Outcome
 from yamame_envs.adapters.registered import find, make_registered
+from yamame_envs.adapters.shipping import packing_error, registration_error
 from yamame_envs.adapters.spaces import Array
 from yamame_envs.adapters.task import DrawTask, make_with_tasks
 from yamame_envs.adapters.workers import Workers
@@ -52,6 +55,9 @@ class Gym(HostedEnv):
         seed: Seed of the tasks of all episodes.
         device: Device of all tensors.
         workers: Worker processes, and the handling of failures.
+        bounds: Numbers outside of the bounds of their space: ``warn`` keeps observed ones and
+            prints a line; ``clip`` makes them the bounds, and so actions in files; ``raise`` ends
+            the run. See `HostedEnv`.
 
     Raises:
         ArgumentError: There is no such environment, it cannot be made with these settings, or its
@@ -64,6 +70,7 @@ class Gym(HostedEnv):
     """
 
     _generic = True
+    _checks_repeats = True
 
     @check_bounds
     def __init__(
@@ -79,6 +86,7 @@ class Gym(HostedEnv):
         seed: int = 0,
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008 (immutable)
+        bounds: Outside = "warn",
     ) -> None:
         # First, because messages need the label.
         self._id = id
@@ -93,15 +101,21 @@ class Gym(HostedEnv):
         # Until the key of success was found, or its absence was reported.
         self._awaits_success_key = True
         self._num_ended = 0
-        limit = self._registered_limit() if time_limit == "registered" else time_limit
+        self._registration = self._find()
+        # Registered wrappers may need the wrapper of the limit, whose truncation is replaced here.
+        has_wrappers = bool(self._registration.additional_wrappers)
+        is_limited = time_limit is None or (time_limit == "registered" and has_wrappers)
+        registered_limit = self._registration.max_episode_steps
+        limit = registered_limit if time_limit == "registered" else time_limit
         super().__init__(
-            self._maker(limited=time_limit is None),
+            self._maker(limited=is_limited),
             num_envs=num_envs,
             time_limit=limit,
             success=success,
             seed=seed,
             device=device,
             workers=workers,
+            bounds=bounds,
         )
 
     @property
@@ -146,16 +160,25 @@ class Gym(HostedEnv):
         return advanced
 
     def _report_missing_success(self, key: str) -> None:
-        print_stderr(
+        print_once(
             f"{self.label}: success={key}: no info of {self._num_ended} episodes has had {key!r}, "
             "and success counts as false"
         )
 
-    def _registered_limit(self) -> int | None:
+    def _find(self) -> EnvSpec:
+        """Return the registration of the id.
+
+        Raises:
+            ArgumentError: It is not registered, or only as a vector environment.
+            MissingExtra: The package that registers it is not installed.
+        """
         try:
             with user_code(f"{self.label}: the environment failed while it was imported"):
-                limit: int | None = find(self._id).max_episode_steps
+                registration: EnvSpec = find(self._id)
         except ImportError as error:
+            missing = missing_extra(error, self.label)
+            if missing is not None:
+                raise missing from error
             message = (
                 "Gym: id must be of a package that is installed or in this directory, "
                 f"got {self._id!r}: {error}"
@@ -164,12 +187,25 @@ class Gym(HostedEnv):
         except gymnasium.error.Error as error:
             condition = "be registered with Gymnasium ('module:id' imports the module that does it)"
             raise ArgumentError("Gym", "id", self._id, condition, remedy=str(error)) from error
-        return limit
+        has_entry_point = registration.entry_point is not None
+        condition = "be registered with an entry_point, not as a vector environment only"
+        require("Gym", "id", self._id, has_entry_point, condition)
+        return registration
+
+    def _check_picklable(self) -> None:
+        """Raise unless the environment can be made in worker processes."""
+        error = packing_error(self._make_env) or registration_error(self._registration)
+        condition = "name an environment that can be pickled, to be used in worker processes"
+        remedy = f"define it in a module, and name both as env.id=module:id ({error})"
+        require(self.label, "id", self._id, error is None, condition, remedy=remedy)
 
     def _read(self, success: str | None) -> EnvSpaces:
         try:
             return super()._read(success)
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+            missing = missing_extra(error, self.label)
+            if missing is not None:
+                raise missing from error
             raise MissingExtra(f"{self.label}: its packages must be installed: {error}") from error
         except (TypeError, gymnasium.error.Error) as error:
             condition = "be arguments that the environment accepts"

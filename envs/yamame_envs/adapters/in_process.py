@@ -10,22 +10,30 @@ Besides small modules of Yamame, this module imports only NumPy and Gymnasium.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 from yamame.spaces import Spaces
+from yamame.spaces.arrays import SpaceError
 from yamame.system.messages import OutsideError, print_stderr
 from yamame.system.user_code import UserCodeError, formatted, is_failure
 
 from yamame_envs.adapters.spaces import Array
+from yamame_envs.adapters.values import (
+    read_flag,
+    read_info,
+    read_reward,
+    split_reset,
+    success_key_of,
+)
 
 Make = Callable[[], gymnasium.Env[Any, Any]]
 
 ENV_ERRORS = (Exception, SystemExit)
 """Errors of an environment that cost it its episode, if `is_failure`."""
-_MAX_REWARD = float(np.finfo(np.float32).max)
+_SUCCESS_REMEDY = "env.success names another key, and env.success=null none"
 
 
 class RemoteError(Exception):
@@ -88,9 +96,12 @@ class EnvSpaces(Spaces):
 
     Attributes:
         success_key: Key of the success in the info of a step; None if there is none.
+        seeks_success: Whether a key of success in the info of a last step is to be reported,
+            because none was in that of a first step.
     """
 
     success_key: str | None
+    seeks_success: bool = False
 
 
 @dataclass(slots=True)
@@ -105,6 +116,9 @@ class Outcome:
         success: ``[R]`` bool.
         failures: Failures by position among the R envs.
         has_success_key: True if the info of any step had the key of success.
+        late_key: Key of success in the info of a last step, if the spaces seek one.
+        remarks: First value of each observation entry outside of its bounds, if these are to be
+            reported, by the number of the entry: position and message.
     """
 
     leaves: list[Array]
@@ -114,6 +128,8 @@ class Outcome:
     success: Array
     failures: dict[int, Failure]
     has_success_key: bool = False
+    late_key: str | None = None
+    remarks: dict[int, tuple[int, str]] = field(default_factory=dict)
 
     @classmethod
     def zeros(cls, env_spaces: EnvSpaces, num_envs: int, failures: dict[int, Failure]) -> "Outcome":
@@ -137,10 +153,13 @@ class Outcome:
             return parts[0]
 
         failures: dict[int, Failure] = {}
+        remarks: dict[int, tuple[int, str]] = {}
         start = 0
         for part in parts:
             for position, failure in part.failures.items():
                 failures[start + position] = failure
+            for number, (position, text) in part.remarks.items():
+                remarks.setdefault(number, (start + position, text))
             start += len(part.reward)
 
         leaves = []
@@ -154,6 +173,8 @@ class Outcome:
             success=np.concatenate([part.success for part in parts]),
             failures=failures,
             has_success_key=any(part.has_success_key for part in parts),
+            late_key=next((part.late_key for part in parts if part.late_key is not None), None),
+            remarks=remarks,
         )
 
 
@@ -182,6 +203,10 @@ class InProcessEnvs:
         self._entries = []
         for entry in env_spaces.observations:
             self._entries.append((entry.path, entry.shape, entry.raw_dtype, entry.accepted))
+        # Numbers of entries with a value outside of its bounds, which are reported once.
+        self._remarked: set[int] = set()
+        key = env_spaces.success_key
+        self._success_name = f"info[{key!r}]"
 
     def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> Outcome:
         """Begin an episode in some envs, in increasing order, with a seed each."""
@@ -191,8 +216,10 @@ class InProcessEnvs:
             try:
                 if self._envs[env_id] is None:
                     self._envs[env_id] = self._make()
-                observation, _ = self._envs[env_id].reset(seed=seed)
+                observation, _ = split_reset(self._envs[env_id].reset(seed=seed))
                 self._write(observation, position, arrays)
+            except SpaceError as error:
+                failures[position] = Failure(str(error))
             except ENV_ERRORS as error:
                 failures[position] = Failure.of(error)
         outcome = Outcome.zeros(self._spaces, len(env_ids), failures)
@@ -211,37 +238,41 @@ class InProcessEnvs:
         success = [False] * count
         success_key = self._spaces.success_key
         has_success_key = False
+        seeks_success = self._spaces.seeks_success
+        late_key: str | None = None
         values = self._spaces.action.values(actions)
         for position, env_id in enumerate(env_ids):
             try:
                 step = self._envs[env_id].step(values[position])
                 observation, reward, is_terminated, is_truncated, info = step
                 self._write(observation, position, arrays)
-                rewards[position] = float(reward)
-                terminated[position] = bool(is_terminated)
-                truncated[position] = bool(is_truncated)
+                rewards[position] = read_reward(reward)
+                terminated[position] = read_flag(is_terminated, "terminated")
+                truncated[position] = read_flag(is_truncated, "truncated")
                 if success_key is not None:
-                    success[position] = bool(info.get(success_key, False))
-                    has_success_key |= success_key in info
+                    entries = read_info(info)
+                    if success_key in entries:
+                        has_success_key = True
+                        flag = entries[success_key]
+                        success[position] = read_flag(
+                            flag, self._success_name, remedy=_SUCCESS_REMEDY
+                        )
+                elif seeks_success and (terminated[position] or truncated[position]):
+                    late_key = success_key_of(info) or late_key
+            except SpaceError as error:
+                failures[position] = Failure(str(error))
             except ENV_ERRORS as error:
                 failures[position] = Failure.of(error)
 
-        reward_array = np.array(rewards)
-        # NaN does not compare, so it counts as not finite.
-        is_infinite = ~(np.abs(reward_array) <= _MAX_REWARD)
-        for position in is_infinite.nonzero()[0].tolist():
-            failure = Failure(f"reward must be finite, got {rewards[position]}")
-            failures.setdefault(position, failure)
-            reward_array[position] = 0.0
-
         outcome = Outcome(
             [],
-            reward=reward_array.astype(np.float32),
+            reward=np.array(rewards, np.float32),
             terminated=np.array(terminated, np.bool_),
             truncated=np.array(truncated, np.bool_),
             success=np.array(success, np.bool_),
             failures=failures,
             has_success_key=has_success_key,
+            late_key=late_key,
         )
         self._finish(env_ids, arrays, outcome)
         return outcome
@@ -290,11 +321,15 @@ class InProcessEnvs:
     def _finish(self, env_ids: Sequence[int], arrays: list[Array], outcome: Outcome) -> None:
         """Convert raw observations to stored ones, and drop the environments that failed."""
         outcome.leaves = []
-        for entry, array in zip(self._spaces.observations, arrays, strict=True):
-            leaf, faults = entry.finish(array)
+        for number, entry in enumerate(self._spaces.observations):
+            reports = number not in self._remarked
+            leaf, faults, remarks = entry.finish(arrays[number], reports=reports)
             outcome.leaves.append(leaf)
             for position, text in faults.items():
                 outcome.failures.setdefault(position, Failure(text))
+            if remarks:
+                self._remarked.add(number)
+                outcome.remarks[number] = next(iter(remarks.items()))
         for position in outcome.failures:
             self._drop(env_ids[position])
 

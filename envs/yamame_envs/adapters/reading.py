@@ -1,27 +1,35 @@
 """Observation and action spaces of an environment, read from an instance."""
 
 import contextlib
-import pickle
 from typing import Any
 
 import gymnasium
 from yamame.checks import ArgumentError, UsageError, require
 from yamame.keys import RESERVED
 from yamame.spaces import ObservationEntry
+from yamame.spaces.arrays import Outside
 from yamame.system.user_code import UserCodeError, blame, is_failure, user_code
 
 from yamame_envs.adapters.actions import read_actions
 from yamame_envs.adapters.extras import MissingExtra
 from yamame_envs.adapters.in_process import ENV_ERRORS, EnvSpaces, Make
-from yamame_envs.adapters.spaces import read_observation
+from yamame_envs.adapters.repeatable import RepeatCheck
+from yamame_envs.adapters.spaces import empty_parts, read_observation
+from yamame_envs.adapters.values import success_key_of
 
 _ARGUMENT_ERRORS = (TypeError, ValueError, ImportError, gymnasium.error.Error)
 """Errors that a library raises for arguments of an environment."""
-SUCCESS_KEYS = ("success", "is_success")
-"""Keys that environments use for success in the info of a step."""
 
 
-def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -> EnvSpaces:
+def read_spaces(
+    make: Make,
+    *,
+    owner: str,
+    generic: bool,
+    success: str | None,
+    outside: Outside = "raise",
+    checks_repeats: bool = False,
+) -> EnvSpaces:
     """Make an environment, read its spaces and close it.
 
     Args:
@@ -29,7 +37,10 @@ def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -
         owner: Name of the environment in messages.
         generic: As for `read_observation`.
         success: Key of success in the info of a step. None: there is none. ``auto``: the first of
-            `SUCCESS_KEYS` in the info of a first step.
+            `yamame_envs.adapters.values.SUCCESS_KEYS` in the info of a first step.
+        outside: Handling of numbers out of bounds, see `yamame.spaces.ObservationEntry`.
+        checks_repeats: Whether to play a short episode twice, and to report a difference
+            (`RepeatCheck`).
 
     Raises:
         ArgumentError: There is no space, or one that cannot be converted to tensors.
@@ -37,13 +48,17 @@ def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -
         Exception: A library has raised an error for the arguments.
     """
     what = f"{owner}: the environment failed in env 0 while"
+    repeat_check = RepeatCheck(make, owner=owner, enabled=checks_repeats)
     env = _make(make, f"{what} it was made")
     try:
         with user_code(f"{what} its spaces were read"):
-            observation_space = _space_of(env, "observation_space", owner)
-            entries = read_observation(observation_space, owner=owner, generic=generic)
-            actions = read_actions(_space_of(env, "action_space", owner), owner=owner)
+            shown = _space_of(env, "observation_space", owner)
+            entries = read_observation(shown, owner=owner, generic=generic, outside=outside)
+            empty = empty_parts(shown, owner=owner)
+            action_space = _space_of(env, "action_space", owner)
+            actions = read_actions(action_space, owner=owner, outside=outside)
         success_key = _find_success(env) if success == "auto" else success
+        repeat_check.compare_episodes(env)
     except BaseException:
         # The first error is the answer, whatever follows from it.
         with contextlib.suppress(Exception):
@@ -55,6 +70,7 @@ def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -
         if not is_failure(error):
             raise
         raise UserCodeError.of(f"{what} it was closed", error) from error
+    repeat_check.compare_instances()
 
     names = set()
     for entry in entries:
@@ -63,7 +79,8 @@ def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -
             names.add(name)
     condition = f"not have entries {sorted(RESERVED)}, and trial_start only as MultiBinary(1)"
     require(owner, "observation_space", sorted(names), not names, condition)
-    return EnvSpaces(entries, actions, success_key)
+    seeks_success = success == "auto" and success_key is None
+    return EnvSpaces(entries, actions, success_key, seeks_success, empty=empty)
 
 
 def _make(make: Make, what: str) -> Any:
@@ -111,28 +128,9 @@ def _find_success(env: "gymnasium.Env[Any, Any]") -> str | None:
         if not is_failure(error):
             raise
         return None
-    for key in SUCCESS_KEYS:
-        if key in info:
-            return key
-    return None
+    return success_key_of(info)
 
 
 def _is_flag(entry: ObservationEntry) -> bool:
     is_root = len(entry.name) == 1
     return is_root and entry.kind == "bit" and entry.stored_shape == (1,)
-
-
-def check_picklable(make: Make, *, owner: str) -> None:
-    """Raise unless ``make`` can be sent to a worker process.
-
-    Raises:
-        ArgumentError: It cannot be pickled.
-    """
-    try:
-        pickle.dumps(make)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        condition = (
-            "be picklable to be used in worker processes (a function of a module, or a "
-            "functools.partial of one)"
-        )
-        raise ArgumentError(owner, "make", make, condition, remedy=str(error)) from error

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded
 from torchrl.data.tensor_specs import TensorSpec
@@ -27,8 +28,26 @@ def _spec(entry: ObservationEntry, device: str | torch.device) -> TensorSpec:
         return Categorical(entry.sizes[0], dtype=torch.int64, **options)
     if entry.kind == "bit":
         return Binary(n=entry.stored_shape[-1], dtype=torch.bool, **options)
+    highest = _largest_pixel(entry)
+    if highest is not None:
+        return Bounded(0.0, highest, dtype=torch.float32, **options)
     # Bounds of real numbers are left out: environments exceed them by rounding.
     return Unbounded(dtype=torch.float32, **options)
+
+
+def _largest_pixel(entry: ObservationEntry) -> float | None:
+    """Return the upper bound of pixels that are no bytes; None if an entry holds none.
+
+    Real numbers have the bounds 0 and 1, or 0 and 255, and whole numbers a larger bound, such as
+    65,535. Encoders find images by these bounds (`yamame.timestep.inputs_from_spec`).
+    """
+    if entry.kind != "number" or entry.bounds is None or len(entry.shape) not in (2, 3, 4):
+        return None
+    low, high = entry.bounds
+    highest = float(high.flat[0])
+    is_range = highest in (1, 255) or (entry.whole and 255 < highest < np.inf)
+    is_uniform = not low.any() and bool((high == highest).all())
+    return highest if is_range and is_uniform else None
 
 
 def action_spec(action: ActionEntry) -> TensorSpec:

@@ -105,12 +105,14 @@ class Timestep:
             node[key[-1]] = tensor
 
     def save(self) -> dict[str, Tensor]:
-        """Return copies of all entries; names below the root are joined by slashes."""
+        """Return copies of all entries; names are joined by slashes, and those in them escaped."""
         return {_joined(key): torch.from_numpy(array.copy()) for key, array in self.arrays.items()}
 
     def load(self, saved: Mapping[str, Tensor], device: torch.device) -> None:
         """Restore what `save` returned."""
-        keys = {_joined(key): key for key in self.keys}
+        # Earlier versions did not escape names.
+        keys = {key if isinstance(key, str) else "/".join(key): key for key in self.keys}
+        keys |= {_joined(key): key for key in self.keys}
         self.arrays = {}
         for name, value in saved.items():
             self.arrays[keys.get(name, name)] = value.cpu().numpy().copy()
@@ -118,4 +120,6 @@ class Timestep:
 
 
 def _joined(key: Key) -> str:
-    return key if isinstance(key, str) else "/".join(key)
+    names = (key,) if isinstance(key, str) else key
+    # As in JSON pointers, RFC 6901.
+    return "/".join(name.replace("~", "~0").replace("/", "~1") for name in names)

@@ -6,8 +6,8 @@ are lost, nothing else. (Gymnasium's AsyncVectorEnv has one process per env, and
 a process has failed.)
 
 The processes are spawned. They import neither torch nor the main script, unless the environments
-are defined there, and end with their owner: when it is closed or collected, and when the main
-process exits or dies.
+need it (`yamame_envs.adapters.shipping`), and end with their owner: when it is closed or collected,
+and when the main process exits or dies.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ from typing import Annotated, Any, Literal
 from yamame.checks import Bounds, NonNegativeInt, require, require_at_least, require_choice
 
 from yamame_envs.adapters.in_process import EnvSpaces, Failure, InProcessEnvs, Make, Outcome
+from yamame_envs.adapters.shipping import pack, pack_registry, register_packed
 from yamame_envs.adapters.spaces import Array
 
 # Seconds. The first answer of a process takes longer: it imports everything before.
@@ -79,7 +80,9 @@ def serve(connection: Connection, payload: bytes) -> None:
     """Play the envs described by ``payload`` in a worker process, until the connection ends."""
     with contextlib.suppress(EOFError, OSError):
         try:
-            envs = InProcessEnvs(*pickle.loads(payload))
+            registry, arguments = pickle.loads(payload)
+            register_packed(registry)
+            envs = InProcessEnvs(*pickle.loads(arguments))
         except Exception as error:
             message = (None, Failure.of(error).portable())
             connection.send_bytes(pickle.dumps(message, _PICKLE_PROTOCOL))
@@ -99,8 +102,12 @@ def serve(connection: Connection, payload: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _spawning(payload: bytes) -> Iterator[None]:
-    """Prepare this process for spawning others, which inherit its settings."""
+def _spawning(*, needs_main: bool) -> Iterator[None]:
+    """Prepare this process for spawning others, which inherit its settings.
+
+    Args:
+        needs_main: Whether they import the main script.
+    """
     main = sys.modules["__main__"]
     blocks_signals = hasattr(signal, "pthread_sigmask")
     if blocks_signals:
@@ -108,7 +115,7 @@ def _spawning(payload: bytes) -> Iterator[None]:
         resource_tracker.ensure_running()
         previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OWNER_SIGNALS)
     # A spawned process imports the main script that it finds here, which may be slow.
-    if b"__main__" not in payload:
+    if not needs_main:
         sys.modules["__main__"] = ModuleType("__main__")
     # The processes share the machine, so each computes with one thread.
     sets_threads = "OMP_NUM_THREADS" not in os.environ
@@ -136,13 +143,20 @@ class Failed:
 
 
 class _Worker:
-    """One process, which plays the envs ``start`` to ``stop`` - 1."""
+    """One process, which plays the envs ``start`` to ``stop`` - 1.
+
+    Args:
+        payload: Arguments of `serve`.
+        needs_main: Whether the process must import the main script.
+        start, stop: Envs.
+    """
 
     process: BaseProcess
     connection: Connection
 
-    def __init__(self, payload: bytes, start: int, stop: int) -> None:
+    def __init__(self, payload: bytes, needs_main: bool, start: int, stop: int) -> None:
         self.payload = payload
+        self.needs_main = needs_main
         self.start = start
         self.stop = stop
         self.num_requests = 0
@@ -154,7 +168,7 @@ class _Worker:
         self.connection, remote = context.Pipe()
         arguments = (remote, self.payload)
         self.process = context.Process(target=serve, args=arguments, daemon=True)
-        with _spawning(self.payload):
+        with _spawning(needs_main=self.needs_main):
             self.process.start()
         # Only the child keeps this end, so its death closes the connection.
         remote.close()
@@ -249,9 +263,11 @@ class Pool:
 
         count = min(workers.num_processes, num_envs)
         bounds = [num_envs * index // count for index in range(count + 1)]
+        registry = pack_registry()
         for start, stop in pairwise(bounds):
-            payload = pickle.dumps((make, stop - start, env_spaces), _PICKLE_PROTOCOL)
-            self._workers.append(_Worker(payload, start, stop))
+            arguments, needs_main = pack((make, stop - start, env_spaces))
+            payload = pickle.dumps((registry, arguments), _PICKLE_PROTOCOL)
+            self._workers.append(_Worker(payload, needs_main, start, stop))
 
     @property
     def pids(self) -> list[int | None]:

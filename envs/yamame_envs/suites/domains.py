@@ -51,7 +51,9 @@ def _decoder(space: spaces.Space[Any], name: str) -> tuple[bool, int, Callable[[
     """
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
-        return True, int(space.n), lambda index: index + start
+        # As the space itself samples them.
+        number = np.dtype(space.dtype).type
+        return True, int(space.n), lambda index: number(index + start)
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
         counts = space.nvec if isinstance(space, spaces.MultiDiscrete) else np.full(space.shape, 2)
         starts = space.start if isinstance(space, spaces.MultiDiscrete) else 0

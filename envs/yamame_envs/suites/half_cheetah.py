@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 from yamame.checks import require
+from yamame.spaces.arrays import Outside
 
 from yamame_envs.adapters.env import HostedEnv
 from yamame_envs.adapters.workers import Workers
@@ -24,6 +25,8 @@ class HalfCheetahVel(HostedEnv):
         seed: Names the tasks of all episodes: their targets and the postures they begin with.
         device: Device of all tensors.
         workers: Worker processes, and the handling of failures.
+        bounds: Numbers outside of the bounds of their space, ``warn``, ``clip`` or ``raise``, see
+            `yamame_envs.HostedEnv`.
 
     Raises:
         ValueError: A number is out of its range.
@@ -39,6 +42,7 @@ class HalfCheetahVel(HostedEnv):
         seed: int = 0,
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008
+        bounds: Outside = "warn",
     ) -> None:
         require(
             self.label,
@@ -54,4 +58,5 @@ class HalfCheetahVel(HostedEnv):
             seed=seed,
             device=device,
             workers=workers,
+            bounds=bounds,
         )

@@ -5,6 +5,7 @@ from typing import get_args
 
 import torch
 from yamame.checks import require, require_choice
+from yamame.spaces.arrays import Outside
 
 from yamame_envs.adapters.env import HostedEnv
 from yamame_envs.adapters.workers import Workers
@@ -34,6 +35,8 @@ class MetaWorld(HostedEnv):
         device: Device of all tensors.
         workers: Worker processes, and the handling of failures. A process holds
             an arm of some 20 MB per env, and idle ones: 24, or one per task of the benchmark.
+        bounds: Numbers outside of the bounds of their space, ``warn``, ``clip`` or ``raise``, see
+            `yamame_envs.HostedEnv`.
 
     Raises:
         ValueError: There is no such benchmark or split, or a number is out of its range.
@@ -52,6 +55,7 @@ class MetaWorld(HostedEnv):
         seed: int = 0,
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008
+        bounds: Outside = "warn",
     ) -> None:
         require(self.label, "goal_seed", goal_seed, 0 <= goal_seed < 2**32 - 1, "be in 0..2^32-2")
         require(
@@ -78,4 +82,5 @@ class MetaWorld(HostedEnv):
             seed=seed,
             device=device,
             workers=workers,
+            bounds=bounds,
         )

@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 from yamame.checks import require
+from yamame.spaces.arrays import Outside
 
 from yamame_envs.adapters.env import HostedEnv
 from yamame_envs.adapters.workers import Workers
@@ -55,6 +56,8 @@ class MultiDomain(HostedEnv):
         seed: Seed of the domains and tasks of all episodes.
         device: Device of all tensors.
         workers: Worker processes, and the handling of failures.
+        bounds: Numbers outside of the bounds of their space, ``warn``, ``clip`` or ``raise``, see
+            `yamame_envs.HostedEnv`.
 
     Raises:
         ValueError: A domain is unknown, or discrete and continuous actions would be mixed.
@@ -71,6 +74,7 @@ class MultiDomain(HostedEnv):
         seed: int = 0,
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008
+        bounds: Outside = "warn",
     ) -> None:
         names = (
             (POPGYM_SUITE if ids == "popgym" else (ids,)) if isinstance(ids, str) else tuple(ids)
@@ -86,4 +90,5 @@ class MultiDomain(HostedEnv):
             seed=seed,
             device=device,
             workers=workers,
+            bounds=bounds,
         )

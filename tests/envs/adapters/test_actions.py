@@ -91,6 +91,35 @@ def test_the_environment_gets_exactly_the_value_that_a_row_of_the_batch_means(na
             assert _close(got, naive(space, np.atleast_1d(action[row].numpy()).tolist()))
 
 
+def form(value):
+    """Types, dtypes and shapes of a value."""
+    if isinstance(value, dict):
+        return {key: form(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(form, value))
+    return type(value), value.dtype, value.shape
+
+
+FORMS = {name: space for name, (space, _) in SPACES.items()} | {
+    "int32": spaces.Discrete(3, start=1, dtype=np.int32),
+    "uint8": spaces.MultiDiscrete([3, 4], dtype=np.uint8),
+    "number": spaces.Box(-1.0, 1.0, (), np.float64),
+    "whole number": spaces.Box(-3, 3, (), np.int64),
+    "bytes": spaces.Box(0, 9, (2, 2), np.uint8),
+    "awkward": spaces.Dict({1: spaces.Discrete(2), "a/b": spaces.Tuple([spaces.Discrete(3)])}),
+    "with nothing": spaces.Tuple([spaces.Box(-1, 1, (0,)), spaces.Discrete(3)]),
+    "box with nothing": spaces.Dict({"arm": WIDE, "gripper": spaces.Box(-1, 1, (2, 0))}),
+}
+
+
+@pytest.mark.parametrize("space", FORMS.values(), ids=FORMS)
+def test_the_environment_gets_actions_in_the_form_in_which_its_space_samples_them(space):
+    env, made = _hosted(space, 2)
+    env.step(env.reset().set("action", env.action_spec.rand()))
+    for single in made[1:]:
+        assert form(single.done[0]) == form(space.sample())
+
+
 @pytest.mark.parametrize("name", SPACES)
 def test_the_previous_action_is_shown_as_the_agent_encodes_it(name):
     env, _ = _hosted(SPACES[name][0], 5)

@@ -56,6 +56,38 @@ def test_success_that_no_info_tells_is_told_once(num_processes, capsys):
         env.close()
 
 
+class Late(gymnasium.Env):
+    """Tells success where an episode ends, as SB3's Monitor wants it."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 9.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        over = self.steps == 3
+        return np.zeros(1, np.float32), 0.0, over, False, {"is_success": True} if over else {}
+
+
+@pytest.mark.parametrize("num_processes", [0, 2])
+def test_success_that_only_last_steps_have_is_reported_once(num_processes, capsys):
+    if "own/Late-v0" not in gymnasium.registry:
+        gymnasium.register("own/Late-v0", Late)
+    workers = Workers(num_processes=num_processes)
+    for success, times in (("auto", 1), ("is_success", 0), (None, 0)):
+        env = Gym(id="own/Late-v0", success=success, num_envs=3, workers=workers)
+        for _ in range(2):
+            played = env.rollout(3)
+        told = capsys.readouterr().err
+        assert told.count("set env.success=is_success") == told.count("\n") == times
+        assert ("success" in played["next"].keys()) == (success == "is_success")
+        env.close()
+
+
 # Goals.
 
 
@@ -84,6 +116,15 @@ def test_a_goal_pays_once_and_ends_the_episode_with_success():
         total, ended = total + played["reward"][:, 0], ended | near
         td = played.exclude("reward")
     assert total.tolist() == [1.0] * 3
+
+
+def test_a_reward_that_needs_more_than_the_goals_is_named():
+    message = (
+        r"a test: compute_reward must .* goals alone, got .*KeyError.*bonus.*; leave out .* info"
+    )
+    with pytest.raises(ValueError, match=message) as caught:
+        SingleGoal(own_envs.PaidByInfo(), radius=None, owner="a test")
+    assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_a_relabelled_trajectory_is_what_the_environment_would_have_shown(monkeypatch):

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from multiprocessing import active_children
@@ -387,5 +388,11 @@ def test_a_process_computes_with_one_thread_unless_the_environment_says_how_many
 
 
 def test_hosted_environments_are_refused_what_they_cannot_send():
+    lock = threading.Lock()
+
+    def make():
+        with lock:
+            return Walk()
+
     with pytest.raises(ValueError, match=r"HostedEnv: make must be picklable .* got <function"):
-        HostedEnv(lambda: Walk(), num_envs=1, workers=Workers(num_processes=1))
+        HostedEnv(make, num_envs=1, workers=Workers(num_processes=1))

@@ -2,6 +2,7 @@
 collector.
 """
 
+from itertools import count
 from types import SimpleNamespace
 
 import gymnasium
@@ -15,6 +16,7 @@ from yamame.replay import pack
 from yamame_envs import Gym, HostedEnv
 
 LENGTH, SEED = 7, 5
+_NUMBERS = count()
 
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -105,7 +107,7 @@ def own_value(space, numbers):
     flat = np.array([numbers.pop(0) for _ in range(int(np.prod(space.shape)))]).reshape(space.shape)
     if isinstance(space, spaces.MultiDiscrete):
         flat = flat + space.start
-    elif isinstance(space, spaces.Box) and space.dtype.kind == "i":
+    elif isinstance(space, spaces.Box) and space.dtype.kind in "iu":
         flat = flat + space.low
     return flat.astype(space.dtype)
 
@@ -131,11 +133,11 @@ def paths(tree, name):
     return {name: tree}
 
 
-def make_env(observation_space, action_space, generic=True):
+def make_env(observation_space, action_space, generic=True, bounds="raise"):
     settings = {"observation_space": observation_space, "action_space": action_space}
     if generic:
-        return Gym(id="SpacesEcho-v0", settings=settings, num_envs=1)
-    return HostedEnv(lambda: Echo(**settings), num_envs=1)
+        return Gym(id="SpacesEcho-v0", settings=settings, num_envs=1, bounds=bounds)
+    return HostedEnv(lambda: Echo(**settings), num_envs=1, bounds=bounds)
 
 
 def play(observation_space, action_space, generic=True):
@@ -193,8 +195,9 @@ def write(source, episode, folder):
         id=0, **{names.get(key, key): part for key, part in episode.recorded.items()}
     )
     author = {"author": "a", "author_email": "a@b.c", "code_permalink": "a", "algorithm_name": "a"}
-    library.create_dataset_from_buffers("test/echo-v0", [buffer], **episode.spaces, **author)
-    return "test/echo-v0"
+    name = f"test/echo{next(_NUMBERS)}-v0"
+    library.create_dataset_from_buffers(name, [buffer], **episode.spaces, **author)
+    return name
 
 
 def differences(source, path, episode, **options):

@@ -23,6 +23,7 @@ from torchrl.modules import set_recurrent_mode
 
 from yamame.agent import InContextAgent
 from yamame.checks import PositiveInt, check_bounds, require
+from yamame.evaluation.bound import StepLimit
 from yamame.evaluation.held_out import act, evaluation_mode, fresh_copy
 from yamame.system.signals import exit_if_received
 
@@ -63,7 +64,9 @@ def record_episodes(
         env.set_seed(seed)
         timestep = env.reset()
         playing = torch.ones_like(timestep.get("done"))
-        while (max_steps is None or len(steps) < max_steps) and bool(playing.any()):
+        limit = StepLimit(env, max_steps)
+        num_playing = len(playing)
+        while num_playing > 0 and not limit.is_reached(len(steps)):
             seen = timestep.select(*policy.in_keys, strict=False)
             features = policy.timestep_encoder(seen).get(features_key)
             stored = {"features": features, "mask": playing}
@@ -78,6 +81,10 @@ def record_episodes(
             stored["action"] = agent.action_space.encode(step.get(env.action_key))
             steps.append(TensorDict(stored, env.batch_size))
             playing = playing & ~step.get("next").get("done")
+            still_playing = int(playing.sum())
+            if still_playing < num_playing:
+                num_playing = still_playing
+                limit.note_end(len(steps))
 
     episodes: Any = torch.stack(steps, 1)
     lengths = episodes["mask"].sum((1, 2))

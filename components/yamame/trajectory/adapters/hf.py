@@ -75,7 +75,8 @@ class HFEncoder(TrajectoryEncoder):
             embedding of tokens is not used.
         context_length: Longest history, in timesteps, that the agent remembers while acting; older
             timesteps are forgotten. None: all, with a cache that grows.
-        keys: Keys to read and write; None for the defaults.
+        keys: Keys to read and write; None for the defaults. A memory in the TensorDict has the full
+            size of ``context_length``, as for `TransformerEncoder`.
 
     Raises:
         ValueError: The library has no such model or setting, the model ignores masks, or the folder

@@ -26,7 +26,8 @@ class MemoEncoder(SegmentEncoder):
     """A Transformer over segments that sees the summaries of all earlier ones (arXiv 2510.19732).
 
     The outputs of the write slots of a segment are further memory slots of all later segments. They
-    are never rewritten.
+    are never rewritten. A memory in the TensorDict has slots for all segments of
+    ``context_length`` from the start; see ``memory`` of `yamame.trajectory.TrajectoryKeys`.
 
     Args:
         in_features, d_model, num_heads, num_layers, ff_factor, dropout, activation: As for

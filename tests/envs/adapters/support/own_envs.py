@@ -47,6 +47,13 @@ class PointReach(gymnasium.Env):
         return self._look(), reward, False, False, {"is_success": reward == 0.0}
 
 
+class PaidByInfo(PointReach):
+    """The reward depends on more than the goals."""
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return super().compute_reward(achieved_goal, desired_goal, info) + info["bonus"]
+
+
 class Slot(gymnasium.Env):
     """A lever pays what its task says, with noise that the task does not say; success from the
     third step on.

@@ -1,0 +1,140 @@
+"""Advice at the end of a run whose agent has hardly learned: one line, with the settings to change.
+
+A run without updates, one that ended before exploration had annealed, and one whose score is not
+above that of random actions look like any other in their tables.
+"""
+
+import contextlib
+
+from yamame import distributed
+from yamame.cli.jobs import is_part
+from yamame.cli.nodes import select
+from yamame.evaluation import EvaluationResult
+from yamame.evaluation.bound import declared_limit
+from yamame.runs.alerts import steps_of_evaluation
+from yamame.runs.held_out import play_held_out
+from yamame.runs.results import ended_by
+from yamame.runs.state import RunState
+from yamame.system.messages import OutsideError
+
+PAGE = "docs/howto/does_not_learn.md"
+_MOST_SECONDS = 3.0
+"""Time of an evaluation that is always repeated with random actions."""
+_MOST_SHARE = 0.03
+"""Share of the time of a run that an evaluation with random actions may take."""
+
+
+def advice(run: RunState, result: EvaluationResult, seconds: float) -> str | None:
+    """Return advice at the end of a run; None if there is none, or in a part of a larger recipe.
+
+    Args:
+        run: The run, after its last evaluation.
+        result: Result of that evaluation.
+        seconds: Time that it took.
+    """
+    if is_part() or not run.advises:
+        return None
+    if run.progress.updates == 0:
+        reason = no_updates(run)
+        return None if reason is None else f"{run.name}: 0 updates were made: {reason}; see {PAGE}"
+
+    clauses = []
+    random = play_randomly(run, seconds)
+    if random is not None:
+        comparison = not_above(result, random)
+        if comparison is not None:
+            clauses.append(f"{comparison} after {run.progress.updates:,} updates")
+    unannealed = not_annealed(run)
+    if unannealed is not None:
+        clauses.append(unannealed)
+    return f"{run.name}: {'; '.join(clauses)}; see {PAGE}" if clauses else None
+
+
+def no_updates(run: RunState) -> str | None:
+    """Return why a run has made no update; None if its settings ask for none."""
+    schedule = run.cfg.schedule
+    progress = run.progress
+    learns = bool(select(schedule, "offline_updates")) or select(schedule, "updates_per_step") != 0
+    if not learns:
+        return None
+    if run.guard.num_refused:
+        return f"all {run.guard.num_refused} were skipped, because they were NaN or infinite"
+    if progress.unit == "updates" or progress.env_steps == 0:
+        return f"the run ended before the first one ({ended_by(run)})"
+    if progress.outcome is None:
+        num_envs = schedule.num_envs
+        longest = declared_limit(run.held_out)
+        length = "" if longest is None else f", and episodes have up to {longest:,}"
+        return (
+            f"no episode has ended in {progress.env_steps:,} steps, "
+            f"{progress.env_steps // num_envs:,} in each of {num_envs} environments{length}; "
+            "replay holds whole episodes only: set env.time_limit=N, a smaller "
+            "schedule.num_envs, or a larger budget"
+        )
+    starts = select(schedule, "learning_starts") or 0
+    return (
+        f"the run ended after {progress.env_steps:,} steps ({ended_by(run)}), with "
+        f"schedule.learning_starts={starts} and "
+        f"schedule.updates_per_step={select(schedule, 'updates_per_step')}"
+    )
+
+
+def not_annealed(run: RunState) -> str | None:
+    """Return that a run ended before exploration had annealed; None if it did not."""
+    anneal_steps = select(run.cfg, "exploration.anneal_steps")
+    steps = run.progress.env_steps
+    acts = run.progress.unit == "env_steps" and steps > 0
+    # A callback that stops a run has its own reasons.
+    if anneal_steps is None or not acts or run.progress.stopped or steps >= anneal_steps:
+        return None
+    return (
+        f"it ended after {steps:,} steps, before exploration had annealed "
+        f"(exploration.anneal_steps={anneal_steps}: set about half of the steps of the run)"
+    )
+
+
+def play_randomly(run: RunState, seconds: float) -> EvaluationResult | None:
+    """Evaluate random actions on the held-out tasks.
+
+    Args:
+        run: The run.
+        seconds: Time of an evaluation of the agent.
+
+    Returns:
+        The result; None where it would take long, in a run of several processes, or if the
+        environment fails.
+    """
+    is_cheap = seconds <= max(_MOST_SECONDS, _MOST_SHARE * run.costs.wall_s)
+    if not is_cheap or distributed.world_size() > 1:
+        return None
+    env = run.held_out
+    # The run is finished: an environment that fails under random actions does not matter.
+    with contextlib.suppress(OutsideError):
+        max_steps = steps_of_evaluation(run)
+        return play_held_out(run.cfg, env.rand_action, env, max_steps=max_steps)
+    return None
+
+
+def not_above(agent: EvaluationResult, random: EvaluationResult) -> str | None:
+    """Compare an agent with random actions, on the same episodes.
+
+    Returns:
+        A clause with both scores and their 95 % intervals; None if success or return of the agent
+        is above that of random actions, or with a single episode, which has no interval.
+    """
+    if min(len(agent.returns), len(random.returns)) < 2:
+        return None
+    of_agent, of_random = agent.summary(), random.summary()
+    names = ["return"] if agent.success is None else ["success", "return"]
+    for name in names:
+        low, high = of_agent[f"{name}_low"], of_random[f"{name}_high"]
+        if low > high:
+            return None
+    name = names[0]
+    scores = f"{_estimate(of_agent, name)} is not above {_estimate(of_random, name)}"
+    return f"{scores} of random actions,"
+
+
+def _estimate(summary: dict[str, float], name: str) -> str:
+    mean, low, high = (summary[f"{name}_{key}"] for key in ("mean", "low", "high"))
+    return f"{name} {mean:.3g} [{low:.3g}, {high:.3g}]"
