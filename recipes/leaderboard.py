@@ -20,14 +20,14 @@ if __name__ == "__main__":
     check_command_line("leaderboard", resumable=True)
 
 # isort: split
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yamame
-from yamame.checks import UsageError, require_setting
+from yamame.checks import require_setting
 from yamame.cli.app import main
+from yamame.cli.failures import report
 from yamame.cli.nodes import instantiate, plain
 from yamame.cli.settings import LeaderboardConfig
 from yamame.report import RunReader, make_sections, place_table, write_tables
@@ -100,14 +100,10 @@ def trained(cfg: LeaderboardConfig, command: list[str], seed: int, reported: set
     try:
         train_or_resume(*command, f"seed={seed}", *store)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        if reason in reported:
-            return False
-        reported.add(reason)
-        print_stderr(f"leaderboard: {' '.join(command)} seed={seed}: {reason}")
-        # A mistake of the user needs no traceback.
-        if not isinstance(error, UsageError):
-            print_stderr(traceback.format_exc())
+        reason = " ".join(report(error))
+        if reason not in reported:
+            reported.add(reason)
+            print_stderr(f"leaderboard: {' '.join(command)} seed={seed}: {reason}")
         return False
     return True
 
