@@ -93,12 +93,12 @@ def play(cfg: PlayConfig) -> float:
     check_folder(folder, "output")
     gamma_index = -1 if cfg.gamma is None else trained.gamma_index(cfg.gamma)
     options = {"max_steps": cfg.max_steps, "greedy": cfg.greedy, "seed": cfg.seed}
-    with closing(trained.build_env(num_envs=1, seed=cfg.seed)) as env:
+    env = trained.build_env(num_envs=1, seed=cfg.seed)
+    with closing(env), warnings_as_lines(EndlessEpisodes):
         spectator = Spectator(cfg, env)
         policy = trained.build_agent(env).policy(gamma_index=gamma_index)
         instruct(env, cfg.instruction)
-        with warnings_as_lines(EndlessEpisodes):
-            episode = play_episode(policy, env, watch=spectator, **options)
+        episode = play_episode(policy, env, watch=spectator, **options)
 
     total = float(episode["next", "reward"].sum())
     print(f"return {total:g} in {episode.shape[-1]} steps")
