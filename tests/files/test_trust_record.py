@@ -11,7 +11,8 @@ import yamame
 from yamame.checks import UsageError
 from yamame.files import trust_record
 from yamame.files.trust_record import VARIABLE, record_file, record_run, recorded
-from yamame.files.trusted import UntrustedError, check_file, needs_of, prefixes_of
+from yamame.files.trusted import UntrustedError, prefixes_of
+from yamame.files.untrusted import check_file, needs_of
 from yamame.runs.trained import load_trained
 
 ENV = {"_target_": "yamame_envs.Gym", "id": "pusher_lab:Pusher-v0", "settings": {"arms": 3}}

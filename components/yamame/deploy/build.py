@@ -18,7 +18,8 @@ from yamame.deploy.interface import STRANGE, Interface
 from yamame.files.building import build_node
 from yamame.files.identity import complete_timestep_encoder
 from yamame.files.schema import SchemaError, check_weights
-from yamame.files.trusted import check_file, locate, prefixes_of, without_foreign_weights
+from yamame.files.trusted import locate, prefixes_of, without_foreign_weights
+from yamame.files.untrusted import check_file
 from yamame.system.messages import one_line
 
 _LEARNING = ("critic.", "critic_encoder.", "returns.")

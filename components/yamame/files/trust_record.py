@@ -27,7 +27,7 @@ from typing import Any
 
 from yamame.checks import UsageError
 from yamame.files.paths import UnsafePathError, open_descriptor, read_regular
-from yamame.files.trusted import Need, needs_of
+from yamame.files.untrusted import Need, needs_of
 
 VARIABLE = "YAMAME_TRUST_RECORD"
 """Environment variable with the path of the record, or ``off``."""

@@ -1,4 +1,4 @@
-"""Classes, functions and files that a configuration may name.
+"""Classes and functions that a configuration may name.
 
 A configuration that a person composes may name classes of Yamame, layers and optimizers of torch
 and torchrl, and classes of the packages in ``trust``.
@@ -14,7 +14,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -22,8 +22,6 @@ from pkgutil import resolve_name
 from typing import Any
 
 from yamame.checks import SettingError, require_setting
-from yamame.files.kinds import KINDS as KINDS
-from yamame.files.kinds import is_of_kind as is_of_kind
 from yamame.system.messages import one_line
 from yamame.system.user_code import user_code
 
@@ -35,26 +33,81 @@ schedules.
 SPECIAL = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
 """Keys of a node for Hydra, which are no arguments of the target."""
 
-_REGISTERING = ("popgym", "yamame_envs")
+
+@dataclass(frozen=True)
+class Kind:
+    """Classes and functions that a file may name at a key.
+
+    Args:
+        room: Package whose ``__init__`` exports them.
+        base: Dotted name of their base class; empty if there are functions alone.
+        functions: Functions, by name: they have no base class that would tell them apart.
+        wrappers: Classes that need another object to be built, which are not allowed.
+        inner: Also allow classes in modules of the room that its ``__init__`` does not export. Set
+            for components, which only compute.
+    """
+
+    room: str
+    base: str = ""
+    functions: tuple[str, ...] = ()
+    wrappers: tuple[str, ...] = ()
+    inner: bool = False
+
+
+_WORKERS = Kind("yamame_envs", "yamame_envs.Workers")
+_TRACKER = "yamame.tracking.Tracker"
+_DATA = ("hdf5", "minari", "npz", "runs", "torchrl")
+
+KINDS = {
+    "env": (
+        Kind("yamame_envs", "torchrl.envs.EnvBase", wrappers=("HostedEnv", "RepeatedTrials")),
+        _WORKERS,
+    ),
+    "evaluation": (_WORKERS,),
+    "trials": (Kind("yamame_envs", "yamame_envs.RepeatedTrials"),),
+    "workers": (_WORKERS,),
+    "timestep_encoder": (
+        Kind(
+            "yamame.timestep",
+            "yamame.timestep.MLPTimestepEncoder",
+            ("make_timestep_encoder",),
+            inner=True,
+        ),
+    ),
+    "goal_encoder": (Kind("yamame.timestep", "yamame.timestep.goals.GoalEncoder", inner=True),),
+    "encoder": (Kind("yamame.trajectory", "yamame.trajectory.TrajectoryEncoder", inner=True),),
+    "agent": (
+        Kind("yamame.heads", "yamame.heads.ActorHead", ("make_critic", "make_value_head")),
+        Kind("yamame.heads", "yamame.heads.ValueRepresentation", inner=True),
+        Kind("yamame.losses", "yamame.losses.SequenceLoss", inner=True),
+    ),
+    "relabel": (
+        Kind("yamame.replay", "yamame.replay.Relabel", inner=True),
+        Kind("yamame.replay", "yamame.replay.GoalFrequencies"),
+    ),
+    "exploration": (Kind("yamame.exploration", "yamame.exploration.Exploration", inner=True),),
+    "optimizer": (
+        Kind("torch.optim", "torch.optim.Optimizer"),
+        Kind("yamame.training", "torch.optim.Optimizer", inner=True),
+    ),
+    "replay": (Kind("yamame.replay", "torchrl.data.ReplayBuffer"),),
+    "collector": (Kind("yamame.collectors", "yamame.collectors.Collector"),),
+    "packing": (Kind("yamame.replay", "yamame.replay.SequencePacking", inner=True),),
+    "window": (Kind("yamame.replay", "yamame.replay.Window", inner=True),),
+    "callbacks": (Kind("yamame.runs", "yamame.runs.Callback"),),
+    "data": (Kind("yamame.data", functions=_DATA),),
+    "source": (Kind("yamame.baselines", "yamame.baselines.TabularQLearning"),),
+    # Checkpoints of earlier versions name trackers in yamame.runs.
+    "logger": (Kind("yamame.tracking", _TRACKER), Kind("yamame.runs", _TRACKER)),
+}
+"""Kinds by the first part of the key. A class at another key is refused: a buffer is no encoder."""
+
+REGISTERING = ("popgym", "yamame_envs")
 """Modules that a file may have imported before an environment is looked up
 (``"popgym:popgym-..."``).
 """
-_DOTTED = re.compile(r"[A-Za-z]\w*(\.(?!__)[A-Za-z_]\w*)+", re.ASCII)
-_PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z_]\w*)*\.?", re.ASCII)
-_TEXTS = ("device", "expected", "logger", "run")
-"""Settings whose texts may hold a colon and name no module."""
-_DEEPEST = 32
-_MOST_ENTRIES = 20_000
-"""Values of a configuration; that of a run has some hundreds."""
-_BUILT = (
-    *("agent", "encoder", "env", "evaluation", "goal_encoder", "relabel", "source"),
-    *("timestep_encoder", "trials", "workers"),
-)
-"""Sections from which a loaded run is built, so that their texts may name files to open."""
-_IDS = ("id", "ids", "names")
-"""Keys of ids of environments, in which a slash is no path: ``ALE/Pong-v5``."""
-_FETCHING = re.compile(r"backbone|pretrained|timm|hub|name_or_path", re.IGNORECASE)
-"""Names of settings by which libraries of models download weights."""
+DOTTED = re.compile(r"[A-Za-z]\w*(\.(?!__)[A-Za-z_]\w*)+", re.ASCII)
+PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z_]\w*)*\.?", re.ASCII)
 
 
 class UntrustedError(SettingError):
@@ -102,7 +155,7 @@ def prefixes_of(trust: Any) -> tuple[str, ...]:
     """
     packages = trust if isinstance(trust, list | tuple) else [trust]
     for package in packages:
-        if not isinstance(package, str) or not _PACKAGE.fullmatch(package):
+        if not isinstance(package, str) or not PACKAGE.fullmatch(package):
             raise SettingError("trust", trust, "be a list of packages, as [mylab.]")
     return tuple(f"{package.rstrip('.')}." for package in packages)
 
@@ -119,7 +172,7 @@ def check_name(path: Any, key: str, trust: Iterable[str] = ()) -> None:
         SettingError: The name has another prefix.
     """
     allowed = (*OURS, *LAYERS)
-    is_name = isinstance(path, str) and _DOTTED.fullmatch(path) is not None
+    is_name = isinstance(path, str) and DOTTED.fullmatch(path) is not None
     trusted = tuple(trust)
     if is_name and path.startswith((*allowed, *trusted)):
         return
@@ -187,6 +240,47 @@ def _is_layer(target: Any) -> bool:
     return inspect.isclass(target) and issubclass(target, Module | Optimizer | LRScheduler)
 
 
+def is_of_kind(path: str, place: str) -> bool:
+    """Return whether a file may name a target of ours at a key. No target is called.
+
+    Args:
+        path: Value of ``_target_``.
+        place: First part of the key.
+
+    >>> is_of_kind("yamame.trajectory.GRUEncoder", "encoder")
+    True
+    >>> is_of_kind("yamame.trajectory.GRUEncoder", "env"), is_of_kind("os.system", "encoder")
+    (False, False)
+    """
+    module, _, name = path.rpartition(".")
+    for kind in KINDS.get(place, ()):
+        is_inner = kind.inner and module.startswith(f"{kind.room}.")
+        if module != kind.room and not is_inner:
+            continue
+        if module == kind.room and name in kind.functions:
+            return True
+        try:
+            target: Any = getattr(import_module(module), name, None)
+        except ModuleNotFoundError:
+            # A file of another version may name a module that does not exist.
+            continue
+        # Modules import names of other packages, too.
+        home = str(getattr(target, "__module__", "")).partition(".")[0]
+        is_built = not inspect.isabstract(target) and name not in kind.wrappers
+        is_ours = is_built and inspect.isclass(target) and home == kind.room.partition(".")[0]
+        if kind.base and is_ours and _has_base(target, resolve_name(kind.base)):
+            return True
+    return False
+
+
+def _has_base(target: type, base: Any) -> bool:
+    """Return whether a class inherits from a base class or fulfils a protocol."""
+    if base in inspect.getmro(target):
+        return True
+    # issubclass() raises for protocols that cannot be checked at run time.
+    return getattr(base, "_is_runtime_protocol", False) and issubclass(target, base)
+
+
 def own_modules(env: Mapping[str, Any]) -> list[str]:
     """Return the modules that an environment's settings import if they come from the command line,
     and that need trust if they come from a file.
@@ -198,7 +292,7 @@ def own_modules(env: Mapping[str, Any]) -> list[str]:
     for value in env.values():
         if isinstance(value, str) and ":" in value:
             module = value.rpartition(":")[0]
-            if module not in _REGISTERING and f"{module}." not in modules:
+            if module not in REGISTERING and f"{module}." not in modules:
                 modules.append(f"{module}.")
     return modules
 
@@ -234,185 +328,3 @@ def _reads_weights(target: Any) -> bool:
     except (ImportError, AttributeError, ValueError):
         return False
     return inspect.isclass(encoder) and issubclass(encoder, HFEncoder)
-
-
-@dataclass(frozen=True)
-class Need:
-    """Entry of a configuration that a file may have only with trust.
-
-    Attributes:
-        path: Keys of the entry.
-        value: Its value.
-        prefix: Prefix of the names that it needs trust in, such as ``mylab.``; None if it names a
-            file or a download.
-    """
-
-    path: tuple[str, ...]
-    value: Any
-    prefix: str | None
-
-    @property
-    def key(self) -> str:
-        """Dotted key."""
-        return ".".join(self.path)
-
-
-def check_file(
-    config: Any, trust: Iterable[str] = (), *, files: bool = False, hint: str | None = None
-) -> None:
-    """Check that a configuration from a file is plain data and names only what a file may name.
-
-    Args:
-        config: Configuration as in the file, before anything of it is resolved.
-        trust: Prefixes of packages whose classes may be named, see `prefixes_of`.
-        files: Whether it may also name files.
-        hint: Text before the packages to trust, in the message.
-
-    Raises:
-        UntrustedError: Names all packages that would have to be trusted.
-        SettingError: Has the key and the value.
-
-    >>> check_file({"encoder": {"_target_": "mylab.Encoder"}})  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    yamame.files.trusted.UntrustedError: encoder._target_: must be ...: add trust=[mylab.]
-    """
-    trusted = tuple(trust)
-    missing: list[Need] = []
-    packages = []
-    try:
-        for need in needs_of(config):
-            if need.prefix is None:
-                if not files and not _is_of_trusted(config, need.path, trusted):
-                    _refuse_file(need)
-            elif not need.prefix.startswith(trusted):
-                missing.append(need)
-                # A target may be of any module of its package; an id imports one module.
-                is_target = need.path[-1] == "_target_"
-                top = f"{need.prefix.partition('.')[0]}."
-                packages.append(top if is_target else need.prefix)
-    except SettingError:
-        # The first problem is reported.
-        if not missing:
-            raise
-    if not missing:
-        return
-
-    first = missing[0]
-    condition = "be a text that imports no module, in a file"
-    if first.path[-1] == "_target_":
-        condition = "be a class of Yamame that belongs there, in a file"
-    hints = {} if hint is None else {"hint": hint}
-    raise UntrustedError(
-        first.key, first.value, condition, packages=packages, trust=trusted, **hints
-    )
-
-
-def needs_of(config: Any) -> Iterator[Need]:
-    """Yield the entries of a configuration that a file may have only with trust.
-
-    Raises:
-        SettingError: It is no plain data, or names something that a file may never name.
-    """
-    for count, (path, value) in enumerate(_entries(config, ())):
-        if count > _MOST_ENTRIES:
-            condition = f"have at most {_MOST_ENTRIES} values"
-            raise SettingError(path[0], type(config[path[0]]).__name__, condition)
-        need = _need_of(path, value)
-        if need is not None:
-            yield need
-
-
-def _need_of(path: tuple[str, ...], value: Any) -> Need | None:
-    """Return what an entry needs trust in; None if a file may have it.
-
-    Raises:
-        SettingError: It is no plain data, or names something that a file may never name.
-    """
-    key = ".".join(path) or "configuration"
-    name = path[-1] if path else ""
-    if name == "_target_":
-        is_name = isinstance(value, str) and _DOTTED.fullmatch(value) is not None
-        if is_name and is_of_kind(value, path[0]):
-            return None
-        # A name of ours in a wrong place is one of a damaged file, which trust does not mend.
-        is_foreign = is_name and not value.startswith(OURS)
-        condition = "be a class of Yamame that belongs there, in a file"
-        require_setting(key, value, is_foreign, condition)
-        return Need(path, value, f"{value.rpartition('.')[0]}.")
-    if name == "_partial_":
-        require_setting(key, value, isinstance(value, bool), "be true or false")
-        return None
-    require_setting(key, value, name not in SPECIAL, "be absent in a file")
-
-    # Subclasses of these types could run code of their own.
-    is_plain = type(value) in (dict, list, str, int, float, bool, type(None))
-    condition = f"be plain data, no more than {_DEEPEST} levels deep"
-    require_setting(key, value, is_plain and len(path) <= _DEEPEST, condition)
-    text = value if isinstance(value, str) else ""
-    # OmegaConf would resolve it when the configuration is read.
-    is_resolved = "${" not in text and "${" not in key
-    require_setting(key, value, is_resolved, "be a value and no interpolation, in a file")
-    if path and path[0] in _BUILT and _names_file(path, value):
-        return Need(path, value, None)
-    # Gymnasium imports the module before the colon of an id.
-    if ":" in text and path and path[0] not in _TEXTS:
-        module = text.rpartition(":")[0]
-        if module not in _REGISTERING:
-            is_module = _PACKAGE.fullmatch(module) is not None
-            require_setting(key, value, is_module, "be a text that imports no module, in a file")
-            return Need(path, value, f"{module}.")
-    return None
-
-
-def _names_file(path: tuple[str, ...], value: Any) -> bool:
-    """Return whether an entry may have a file opened, or weights downloaded."""
-    is_set = value not in (None, False, [], {})
-    if path[0] != "env" and is_set and _FETCHING.search(path[-1]):
-        return True
-    if not isinstance(value, str):
-        return False
-    if (
-        "://" in value
-        or value.startswith(("/", "~", "\\", "."))
-        or ".." in re.split(r"[/\\]", value)
-    ):
-        return True
-    is_id = any(name in _IDS for name in path)
-    return not is_id and ("/" in value or "\\" in value)
-
-
-def _is_of_trusted(config: Any, path: tuple[str, ...], trust: tuple[str, ...]) -> bool:
-    """Return whether an entry belongs to a class or an environment of a trusted package."""
-    # Settings of held-out tasks are given to the environment of training.
-    starts = [(config, path)]
-    if path[:2] == ("evaluation", "env"):
-        starts.append((config, path[1:]))
-    for node, keys in starts:
-        for key in keys:
-            if not isinstance(node, Mapping):
-                break
-            names = (node.get("_target_"), f"{str(node.get('id')).rpartition(':')[0]}.")
-            if any(isinstance(name, str) and name.startswith(trust) for name in names):
-                return True
-            node = node.get(key)
-    return False
-
-
-def _refuse_file(need: Need) -> None:
-    remedy = None
-    if need.path[0] in ("env", "trials"):
-        value = json.dumps(need.value)
-        remedy = f"if it is yours, add {need.key}={value}"
-    raise SettingError(need.key, need.value, "name no file or download, in a file", remedy=remedy)
-
-
-def _entries(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield every value with its path, containers before their entries."""
-    yield path, value
-    items: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list):
-        items = enumerate(value)
-    for name, item in items:
-        yield from _entries(item, (*path, str(name)))

@@ -19,7 +19,8 @@ from yamame.deploy.load import agent_folder, read_saved
 from yamame.deploy.sources import Which, read_checkpoint
 from yamame.files.identity import complete_timestep_encoder
 from yamame.files.trust_record import Recorded, recorded
-from yamame.files.trusted import check_file, prefixes_of, without_foreign_weights
+from yamame.files.trusted import prefixes_of, without_foreign_weights
+from yamame.files.untrusted import check_file
 from yamame.runs.build import build_agent, build_env, check_device
 from yamame.runs.earlier import complete_env
 from yamame.runs.novelty import what_is_new
