@@ -75,7 +75,7 @@ class Spectator:
             self.frames.append(render_frame(self._env))
             if self._width is not None:
                 print(half_blocks(self.frames[-1], width=self._width))
-        except (NotImplementedError, UserCodeError) as error:
+        except (NotImplementedError, OutsideError) as error:
             self.reasons.add(str(error))
         # Environments of users draw with libraries that raise errors of any type.
         except Exception as error:
