@@ -77,8 +77,7 @@ class Spectator:
                 print(half_blocks(self.frames[-1], width=self._width))
         except (NotImplementedError, OutsideError) as error:
             self.reasons.add(str(error))
-        # Environments of users draw with libraries that raise errors of any type.
-        except Exception as error:
+        except Exception as error:  # of any library that draws
             self.reasons.add(f"{type(error).__name__}: {one_line(error)}")
         if "next" in step.keys():
             print(describe_step(step, self._spaces))
@@ -94,12 +93,12 @@ def play(cfg: PlayConfig) -> float:
     check_folder(folder, "output")
     gamma_index = -1 if cfg.gamma is None else trained.gamma_index(cfg.gamma)
     options = {"max_steps": cfg.max_steps, "greedy": cfg.greedy, "seed": cfg.seed}
-    with closing(trained.build_env(num_envs=1, seed=cfg.seed)) as env:
+    env = trained.build_env(num_envs=1, seed=cfg.seed)
+    with closing(env), warnings_as_lines(EndlessEpisodes):
         spectator = Spectator(cfg, env)
         policy = trained.build_agent(env).policy(gamma_index=gamma_index)
         instruct(env, cfg.instruction)
-        with warnings_as_lines(EndlessEpisodes):
-            episode = play_episode(policy, env, watch=spectator, **options)
+        episode = play_episode(policy, env, watch=spectator, **options)
 
     total = float(episode["next", "reward"].sum())
     print(f"return {total:g} in {episode.shape[-1]} steps")
@@ -109,8 +108,8 @@ def play(cfg: PlayConfig) -> float:
     if spectator.frames:
         with reported(f"episode.{cfg.video}"):
             folder.mkdir(parents=True, exist_ok=True)
-            write = WRITERS[cfg.video]
-            print(write(folder / f"episode.{cfg.video}", np.stack(spectator.frames), fps=cfg.fps))
+            file = folder / f"episode.{cfg.video}"
+            print(WRITERS[cfg.video](file, np.stack(spectator.frames), fps=cfg.fps))
     return total
 
 

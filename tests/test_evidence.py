@@ -43,10 +43,10 @@ NUMBERS_OF_PROSE = (
     r"arXiv \d+\.\d+",
     r"\$\$.*?\$\$",
     r"\$[^$\n]*\$",
-    r"\b\d+\.\d+\.\d+\b",
+    r"\b\d+\.\d+\.\d+(\.\d+)?\b",
     r"\b(Python|torch|AMAGO|[Vv]ersion) \d+\.\d+( to \d+\.\d+)?",
 )
-"""What has decimals that are no results: links, formulas and versions."""
+"""What has decimals that are no results: links, formulas, versions and addresses."""
 TYPED = {"task", "metric", "mark"}
 
 

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from yamame.collectors import Episodes
 from yamame.runs.advice import not_above
 from yamame.runs.alerts import EndlessWarning
-from yamame.system.messages import begin_lines
+from yamame.system.messages import begin_lines, end_lines
 from yamame_envs import Gym
 
 TINY = ("debug=tiny", "encoder=memoryless", "logger=none", "run.name=a")
@@ -196,6 +196,7 @@ def test_success_that_shows_at_ends_only_is_named_with_the_setting(info, capsys)
     for _ in range(2):
         env = Gym(id="Counter-v0", settings=settings, num_envs=2)
         env.rollout(30, break_when_any_done=False)
+    end_lines()
     (line,) = capsys.readouterr().err.splitlines()
     assert "env.success=is_success" in line
     read = Gym(id="Counter-v0", settings=settings, success="is_success")

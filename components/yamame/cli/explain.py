@@ -73,6 +73,9 @@ def check_choices(line: CommandLine) -> None:
         # Nothing else checks what Hydra builds for itself.
         if group.partition(".")[0] == "hydra" and "_target_" in text:
             raise UsageError(f"{group}: must name no target of Hydra's own, got {text}")
+        if value == "{}" and not text.startswith("+"):
+            what = "changes nothing, because mappings are merged"
+            raise UsageError(f"{text}: {what}; ~{group}.name removes a key")
         folders = [root / group for root in line.roots if (root / group).is_dir()]
         is_a_value = value == "" or value.startswith("{")
         if folders and not is_removal and not is_a_value and not _are_names(value):

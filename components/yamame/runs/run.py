@@ -35,7 +35,7 @@ from yamame.runs.novelty import what_is_new
 from yamame.runs.state import RunState
 from yamame.system import signals
 from yamame.system.budget import Budget
-from yamame.system.messages import add_note, begin_lines, one_line, print_stderr
+from yamame.system.messages import add_note, begin_lines, end_lines, one_line, print_stderr
 from yamame.system.user_code import blame, is_failure
 from yamame.tracking.costs import CostMeter
 from yamame.tracking.summary import run_status
@@ -100,7 +100,6 @@ class Run(RunState):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.costs = CostMeter(is_part=is_part())  # first, because it measures from here on
-        begin_lines()
         cfg = with_defaults(cfg)  # before the configuration is copied and saved
         self.cfg = cfg
         self.config = plain(cfg)
@@ -156,6 +155,7 @@ class Run(RunState):
             # Closed after `exits`, at the end of the run: the directory first, then the handling of
             # signals.
             self._claim = claim.pop_all()
+        begin_lines()
         return self
 
     def closing(self, env: EnvBase) -> EnvBase:
@@ -435,6 +435,7 @@ class Run(RunState):
             try:
                 self._claim.close()
             finally:
+                end_lines()
                 if self._advice is not None and distributed.is_rank0():
                     print_stderr(self._advice)  # beside the commands of the summary
                 if self.directory.begun:

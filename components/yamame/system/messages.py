@@ -167,22 +167,37 @@ def print_stderr(line: object) -> None:
         print(printable(str(line)), file=sys.stderr)
 
 
-_printed: set[str] = set()
+_printed: set[str] | None = None
+"""Lines of `print_once` in the present run; None outside of a run."""
 
 
 def print_once(line: str) -> None:
-    """Print a line on the standard error, unless it was printed before in this run.
+    """Print a line on the standard error, once within a run.
 
     Environments of training and of the held-out tasks report the same things.
     """
-    if line not in _printed:
+    if _printed is None:
+        print_stderr(line)
+    elif line not in _printed:
         _printed.add(line)
         print_stderr(line)
 
 
+def is_in_run() -> bool:
+    """Return whether a run has begun and not ended, within which `print_once` prints lines once."""
+    return _printed is not None
+
+
 def begin_lines() -> None:
-    """Begin a run: `print_once` prints lines again that were printed before."""
-    _printed.clear()
+    """Begin a run: `print_once` prints each line once from here on."""
+    global _printed
+    _printed = set()
+
+
+def end_lines() -> None:
+    """End a run, see `begin_lines`."""
+    global _printed
+    _printed = None
 
 
 @contextlib.contextmanager
@@ -205,13 +220,19 @@ def warnings_as_lines(category: type[Warning], *, prints: bool = True) -> Iterat
             print_once(str(warning.message))
 
 
-def print_stdout(text: object) -> None:
-    """Print on the standard output.
+def print_stdout(*lines: object, escape: bool = True) -> None:
+    """Print lines on the standard output.
 
     One that is closed, as by ``head``, or full is no failure.
+
+    Args:
+        lines: The lines.
+        escape: Escape control characters: names and messages may be those of a stranger's run.
     """
     try:
-        print(text, flush=True)
+        for line in lines:
+            print(printable(str(line)) if escape else line)
+        sys.stdout.flush()
     except BrokenPipeError:
         discard_stdout()
     except (OSError, ValueError):

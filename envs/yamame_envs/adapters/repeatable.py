@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from yamame.system.messages import print_once
+from yamame.system.messages import is_in_run, print_once
 from yamame.system.user_code import is_failure
 
 from yamame_envs.adapters.in_process import ENV_ERRORS, Make
@@ -63,7 +63,7 @@ class RepeatCheck:
         self._key = (self._owner, repr(self._make), type(env.unwrapped))
         if self._key in _checked:
             report = _checked[self._key]
-            if report is not None:
+            if report is not None and is_in_run():
                 print_once(report)
             return
         _checked[self._key] = None

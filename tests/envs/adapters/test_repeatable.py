@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from yamame.system.messages import begin_lines
+from yamame.system.messages import begin_lines, end_lines
 from yamame_envs import Gym, Workers
 from yamame_envs.adapters import repeatable
 
@@ -161,8 +161,8 @@ def _registered(monkeypatch):
         setattr(module, kind.__name__, kind)
         gymnasium.register(f"{kind.__name__}-v0", entry_point=kind, max_episode_steps=50)
     monkeypatch.setattr(repeatable, "_checked", {})
-    begin_lines()
     yield
+    end_lines()
     gymnasium.registry.clear()
     gymnasium.registry.update(before)
 
@@ -186,11 +186,14 @@ def _make_once():
     return Gym(id="OnlyOnce-v0")
 
 
-def test_every_run_reports_it_again(capsys):
+def test_every_run_reports_it_again_and_once(capsys):
     Gym(id="NumpyNoise-v0")
-    begin_lines()
-    Gym(id="NumpyNoise-v0")
-    assert capsys.readouterr().err.count("not reproducible") == 2
+    for _ in range(2):
+        begin_lines()
+        for _ in range(2):
+            Gym(id="NumpyNoise-v0")
+        end_lines()
+    assert capsys.readouterr().err.count("not reproducible") == 3
 
 
 @pytest.mark.parametrize("kind", [NumpyNoise, SeedsTheGlobalGenerator, TorchNoiseInReward])
