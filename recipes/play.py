@@ -75,7 +75,7 @@ class Spectator:
             self.frames.append(render_frame(self._env))
             if self._width is not None:
                 print(half_blocks(self.frames[-1], width=self._width))
-        except (NotImplementedError, OutsideError) as error:
+        except (NotImplementedError, UserCodeError) as error:
             self.reasons.add(str(error))
         except Exception as error:  # of any library that draws
             self.reasons.add(f"{type(error).__name__}: {one_line(error)}")
