@@ -47,7 +47,7 @@ EXTRAS = (
 )  # fmt: skip
 """Tests of what other libraries do here, which skip where these are missing."""
 
-DEFAULT = "not slow and not gpu and not cluster and not page"
+DEFAULT = "not slow and not gpu and not cluster and not page and not server"
 """What is tested unless somebody asks for more."""
 
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
@@ -167,6 +167,17 @@ def cluster(session: nox.Session) -> None:
             or ("tests/collectors", "tests/recipes/test_cluster.py", "tests/recipes/test_sweeps.py")
         ),
     )
+
+
+@nox.session
+def server(session: nox.Session) -> None:
+    """Track runs and a sweep on MLflow's server and PostgreSQL; restart both. About six minutes."""
+    if not shutil.which("initdb") and not list(Path("/usr/lib/postgresql").glob("*/bin/initdb")):
+        (session.error if os.environ.get("CI") == "true" else session.skip)(
+            "no PostgreSQL is installed, run: apt-get install postgresql"
+        )
+    session.install("-e", ".[dev]", "psycopg2-binary>=2.9")
+    session.run("pytest", "-m", "server", "-s", *(session.posargs or ("tests/server",)))
 
 
 @nox.session

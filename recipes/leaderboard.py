@@ -33,7 +33,7 @@ from yamame.cli.settings import LeaderboardConfig
 from yamame.report import RunReader, make_sections, place_table, write_tables
 from yamame.runs.several import train_or_resume
 from yamame.system.installed import recipe_command
-from yamame.system.messages import print_stderr
+from yamame.system.messages import print_stderr, print_stdout
 
 # Columns that are computed, left and right of the published numbers.
 RESULTS = ("at the end", "best", "verdict")
@@ -54,13 +54,16 @@ def leaderboard(cfg: LeaderboardConfig) -> Path | None:
         commands[str(task)] = arguments
     if cfg.only_check:
         for command in commands.values():
-            print(recipe_command("train"), *command, f"seed={','.join(map(str, cfg.seeds))}")
+            seeds = f"seed={','.join(map(str, cfg.seeds))}"
+            print_stdout(" ".join([recipe_command("train"), *command, seeds]))
         return None
 
-    num_failed = 0
+    num_failed, reported = 0, set[str]()
     for command in commands.values():
         for seed in cfg.seeds:
-            num_failed += not trained(cfg, command, seed)
+            num_failed += not trained(cfg, command, seed, reported)
+    if num_failed > len(reported):
+        print_stderr(f"leaderboard: {num_failed} runs failed, for the reasons above")
     if num_failed == len(commands) * len(cfg.seeds):
         raise SystemExit(1)
 
@@ -70,7 +73,7 @@ def leaderboard(cfg: LeaderboardConfig) -> Path | None:
     reader = RunReader.open(cfg.store.tracking_uri, cfg.store.experiment)
     sections, _ = make_sections(reader.read())
     not_run = write_tables([page], sections, instantiate(cfg.resampling))
-    print(*not_run, page, sep="\n")
+    print_stdout(*not_run, page)
     if num_failed:
         raise SystemExit(1)
     return page
@@ -87,15 +90,21 @@ def tier_of(cfg: LeaderboardConfig) -> dict[str, Any]:
     return tiers[cfg.tier]
 
 
-def trained(cfg: LeaderboardConfig, command: list[str], seed: int) -> bool:
-    """Train a run, or the rest of it, and return whether it is finished. Errors are printed."""
+def trained(cfg: LeaderboardConfig, command: list[str], seed: int, reported: set[str]) -> bool:
+    """Train a run, or the rest of it, and return whether it is finished.
+
+    An error is printed, unless it is in ``reported``, to which it is added: a mistake is often that
+    of all runs.
+    """
     store = [f"logger.{key}='{value}'" for key, value in plain(cfg.store).items()]
     try:
         train_or_resume(*command, f"seed={seed}", *store)
     except Exception as error:
-        print_stderr(
-            f"leaderboard: {' '.join(command)} seed={seed}: {type(error).__name__}: {error}"
-        )
+        reason = f"{type(error).__name__}: {error}"
+        if reason in reported:
+            return False
+        reported.add(reason)
+        print_stderr(f"leaderboard: {' '.join(command)} seed={seed}: {reason}")
         # A mistake of the user needs no traceback.
         if not isinstance(error, UsageError):
             print_stderr(traceback.format_exc())

@@ -46,6 +46,7 @@ from yamame.report import (
     write_report,
     write_tables,
 )
+from yamame.system.messages import print_stdout
 from yamame.tracking.mlflow_store import absolute_uri
 from yamame.tracking.pages import ui_command
 
@@ -59,7 +60,7 @@ def report(cfg: ReportConfig) -> Path:
     check_evidence(cfg)
     if cfg.store.tracking_uri is None:
         commands = fill_tables(cfg, [], resampling)
-        print(*commands, cfg.evidence, sep="\n")
+        print_stdout(*commands, cfg.evidence)
         if cfg.strict and commands:
             raise SystemExit(1)
         return Path(cfg.evidence)
@@ -79,13 +80,14 @@ def report(cfg: ReportConfig) -> Path:
     commands = fill_tables(cfg, sections, resampling)
     page = write_report(content, Path(cfg.directory), served_by=server_command(cfg))
 
-    for verdict in content.verdicts:
-        print(verdict)
-    for run, reason in left_out:
-        print(f"not counted: {run.name} ({run.run_id}): {reason}")
+    lines = [str(verdict) for verdict in content.verdicts]
+    for run, reason in content.left_out:
+        lines.append(f"not counted: {run.name} ({run.run_id}): {reason}")
     for run, problem in content.problems:
-        print(f"cannot be read: {run.name} ({run.run_id}): {problem}")
-    print(*commands, page, sep="\n")
+        lines.append(f"cannot be read: {run.name} ({run.run_id}): {problem}")
+    # A name with a new line would look like two results.
+    print_stdout(*(" ".join(line.split()) for line in lines))
+    print_stdout(*commands, page)
     if cfg.strict and (commands or falls_short(content.verdicts)):
         raise SystemExit(1)
     return page
@@ -111,7 +113,7 @@ def fill_tables(cfg: ReportConfig, sections: list[Section], resampling: Resampli
     folder = Path(cfg.evidence)
     if sections:
         for line in write_evidence(folder, sections):
-            print(line)
+            print_stdout(line)
     # The evidence holds runs of other machines, too.
     all_sections, _ = make_sections(read_evidence(folder))
     return write_tables(pages_of(cfg), all_sections, resampling)

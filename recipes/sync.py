@@ -22,6 +22,7 @@ from pathlib import Path
 from yamame.checks import SettingError, UsageError
 from yamame.cli.app import main
 from yamame.cli.settings import SyncConfig
+from yamame.system.messages import print_stdout
 from yamame.tracking import send_rest
 
 
@@ -34,7 +35,7 @@ def sync(cfg: SyncConfig) -> None:
     for run in runs:
         try:
             check(run)
-            print(f"{run}: {send_rest(Path(run))} points sent")
+            print_stdout(f"{run}: {send_rest(Path(run))} points sent")
         except UsageError as error:
             problems.append(str(error))
     if problems:

@@ -48,6 +48,9 @@ class _TMaze(BatchedEnv):
     ) -> None:
         lengths = [length] if isinstance(length, int) else length
         require(self.label, "length", length, bool(lengths) and min(lengths) >= 1, "be at least 1")
+        is_increasing = lengths == sorted(set(lengths))
+        condition = "be different lengths in increasing order"
+        require(self.label, "length", length, is_increasing, condition)
         require(self.label, "penalty", penalty, penalty is None or penalty <= 0, "be at most 0")
         self._lengths = lengths
         self._junction = self._START + max(lengths)

@@ -359,9 +359,19 @@ def test_sizes_of_many_files_are_summed():
 def test_what_is_no_regular_file_is_refused(read, kind, shape):
     suffix = read.__name__
     if kind == "link":
-        np.savez("other.npz", **episode(3))
-        target = "other.npz" if read is npz else write_hdf5("other.hdf5", 3)
+        Path("folder").mkdir()
+        np.savez("folder/other.npz", **episode(3))
+        target = "folder/other.npz" if read is npz else write_hdf5("folder/other.hdf5", 3)
+        # One to a file beside it, such as the latest of several, stays within the folder.
+        Path(f"folder/a.{suffix}").symlink_to(Path(target).absolute())
+        assert lengths(read(f"folder/a.{suffix}", format=shape)) == [4]
         Path(f"a.{suffix}").symlink_to(target)
+        Path(target).rename(f"other.{suffix}")
+        Path(f"folder/a.{suffix}").unlink()
+        Path(f"folder/a.{suffix}").symlink_to(Path(f"other.{suffix}").absolute())
+        refused(lambda: read("folder/*", format=shape), f"folder/a.{suffix}")
+        Path(f"a.{suffix}").unlink()
+        Path(f"a.{suffix}").symlink_to("nothing")
     elif kind == "pipe":
         os.mkfifo(f"a.{suffix}")
     elif kind == "folder":

@@ -317,6 +317,20 @@ def test_idle_connections_end_and_make_room(maze):
         assert not [name for name in names if "process_request" in name]
 
 
+def test_more_clients_than_connections_are_answered_or_refused(maze):
+    agent = DeployedAgent(maze.saved, greedy=True)
+    with serving(agent, max_connections=4) as ask:
+        idle = [socket.create_connection(ask.address, timeout=30) for _ in range(4)]
+        with ThreadPoolExecutor(24) as pool:
+            answered = list(pool.map(lambda i: ask("/reset", session=i), range(96)))
+        # No request that has arrived is dropped for the next one.
+        assert {status for status, _ in answered} <= {200, 503}
+        assert [status for status, _ in answered].count(200) == ask.service.num_sessions
+        assert ask.service.num_sessions > 20
+        for client in idle:
+            client.close()
+
+
 def test_a_connection_serves_several_requests(ask):
     with closing(http.client.HTTPConnection(*ask.address, timeout=60)) as connection:
         for path in ("/reset", "/nothing", "/forget"):

@@ -147,3 +147,23 @@ def test_what_is_written_is_strict_json(tmp_path):
     with pytest.raises(ValueError, match="JSON compliant"):
         write_json(path, {"success": float("nan")})
     assert json.loads(path.read_text()) == {"success": 0.5}
+
+
+def test_the_directory_itself_may_be_a_link_and_what_is_in_it_may_not(tmp_path):
+    first = RunDirectory.open(tmp_path / "disk", "a")
+    first.begin()
+    (first.path / "replay").mkdir()
+    first.close()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a").symlink_to(first.path)
+    (tmp_path / "roots").symlink_to(tmp_path / "runs")
+    for root in ("runs", "roots"):
+        RunDirectory.open(tmp_path / root, "a", resume=True).close()
+
+    (first.path / "replay").rmdir()
+    (tmp_path / "fast").mkdir()
+    (first.path / "replay").symlink_to(tmp_path / "fast")
+    for options in ({"resume": True}, {"resume": "auto"}, {"overwrite": True}):
+        with pytest.raises(UsageError, match=r"a/replay is refused: it is a link; .* run\.root="):
+            RunDirectory.open(tmp_path / "runs", "a", **options)
+    assert (tmp_path / "fast").is_dir()

@@ -2,7 +2,8 @@
 
 import pytest
 from yamame.checks import SettingError
-from yamame.files.trusted import check_file, prefixes_of, without_foreign_weights
+from yamame.files.trusted import prefixes_of, without_foreign_weights
+from yamame.files.untrusted import check_file
 
 
 def test_no_path_of_weights_that_a_file_names_is_left_wherever_it_stands():

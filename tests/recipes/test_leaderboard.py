@@ -6,6 +6,10 @@ import re
 
 import pytest
 import yamame
+from yamame.checks import UsageError
+from yamame.cli.nodes import plain
+from yamame.cli.settings import CONFIGS
+from yamame.cli.validation import validated
 from yamame.runs import CostLimit, api
 from yamame.system.installed import recipe_command
 from yamame.tracking.history import RunReader
@@ -139,3 +143,20 @@ def test_the_suite_of_popgym_names_its_tasks_and_what_is_limited_by_cost(
     limit = yamame.compose(f"experiment={suite.tiers.cpu.experiment}").callbacks.cost_limit
     assert limit.cpu_s == 150.0
     assert limit._target_.endswith(CostLimit.__name__)
+
+
+def test_the_same_failure_of_every_task_is_one_line(capsys, monkeypatch):
+    module = api.load_recipe("leaderboard")
+
+    def fail(*_):
+        raise UsageError("encoder.size: must be even, got 3")
+
+    monkeypatch.setattr(module, "train_or_resume", fail)
+    composed = plain(yamame.compose("suite=popgym", recipe="leaderboard"))
+    cfg = validated(CONFIGS["leaderboard"], composed)
+    reported = set()
+    for task in ("a", "b", "c"):
+        assert not module.trained(cfg, [f"env.id={task}"], 0, reported)
+    err = capsys.readouterr().err
+    assert err.count("\n") == err.count("encoder.size") == 1
+    assert "env.id=a" in err

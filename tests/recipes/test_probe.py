@@ -135,7 +135,7 @@ def learned(agent, seen: TensorDict) -> torch.Tensor:
     [
         (["encoder=gru"], "encoder: must be left to the probe; see probe.windows and probe.seeds"),
         (["encoder.num_layers=2"], "encoder.num_layers: must be left to the probe"),
-        (["probe.seeds=[]"], "probe.seeds: must name at least one seed"),
+        (["probe.seeds=[]"], "probe.seeds: must be a list of at least one"),
         (["probe.confidence=2"], "probe.confidence: must be"),
         (["probe.windows=[]"], "probe.windows: must be a list of at least one"),
         (["probe.windows=[1]"], "probe.windows: must name a window of more than 1 timestep"),

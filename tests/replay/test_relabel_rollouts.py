@@ -11,6 +11,7 @@ from torchrl.collectors import Collector
 from torchrl.collectors.utils import split_trajectories
 from torchrl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
 from torchrl.envs import SerialEnv
+from yamame.goals import view
 from yamame.replay import (
     GoalFrequencies,
     OnPolicyBuffer,
@@ -209,6 +210,14 @@ def test_a_batch_without_the_beginning_of_any_episode_is_refused():
     steps = collect(maze())[:, 1:6]
     with pytest.raises(ValueError, match="'is_init' must be True at the first timestep"):
         relabel()(steps)
+
+
+def test_future_goals_are_hidden_also_where_no_episode_begins():
+    steps = collect(maze())[:, 1:6]
+    out = Relabel("none", hide_future_goals=True)(steps)
+    assert torch.equal(out["goal"], view(steps["goal"], hide_future_goals=True))
+    assert torch.equal(out["next", "goal"], view(steps["next", "goal"], hide_future_goals=True))
+    assert not torch.equal(out["goal"], steps["goal"])
 
 
 def test_single_transitions_are_refused():

@@ -9,6 +9,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+import yamame.report.content
 import yamame.report.export
 import yamame.report.page
 from hypothesis import HealthCheck, given, settings
@@ -608,6 +609,45 @@ def test_an_odd_run_ends_no_report_and_changes_no_other_run(
     counted = {run.run_id for group in groups for run in group.runs}
     assert listed | counted == {run.run_id for run in (*good, other)}
     assert listed <= {other.run_id}
+
+
+def test_a_run_whose_costs_stand_still_is_drawn_beside_the_others(make_run, write):
+    good = make_run(0, everything(0.2, 0.5))
+    steps = (10, 20, 30)
+    logged = {"success_mean": 0.5, "success_low": 0.25, "success_high": 0.75}
+    odd = {f"eval/{name}": dict.fromkeys(steps, value) for name, value in logged.items()}
+    odd["cost/cpu_s"] = {10: 1.0, 20: 1.0, 30: 2.0}
+    odd["cost/wall_s"] = dict.fromkeys(steps, 0.0)
+    _, _, content = write([good, make_run(1, odd, lr=9)])
+    assert content.left_out == []
+    (section,) = content.sections
+    curves = [line.curve for plot in section.learning for line in plot.lines if line.index == 1]
+    assert [curve.x.tolist() for curve in curves] == [[10.0, 20.0, 30.0], [1.0, 2.0], [0.0]]
+    assert all(len(curve.band[0]) == len(curve.x) for curve in curves)
+
+
+@pytest.mark.parametrize("breaks", ["alone", "together"])
+def test_a_run_that_breaks_its_section_is_left_out(make_run, write, monkeypatch, breaks):
+    """Whatever the reason is, others are still reported."""
+    draw_all = yamame.report.content.learning_plots
+    good = [make_run(seed, everything(0.2, 0.5)) for seed in (0, 1)]
+    odd = make_run(2, everything(0.2, 0.9))
+    other = make_run(3, everything(0.1, 0.3), env__size=13)
+
+    def fails(section, *arguments):
+        runs = [run for group in section.groups for run in group.runs]
+        if odd in runs and (breaks == "alone" or len(runs) > 1):
+            raise ValueError("shapes do not match")
+        return draw_all(section, *arguments)
+
+    monkeypatch.setattr(yamame.report.content, "learning_plots", fails)
+    page, _, content = write([*good, odd, other])
+    lost = {run.run_id for run, _ in content.left_out}
+    expected = [odd] if breaks == "alone" else [*good, odd]
+    assert lost == {run.run_id for run in expected}
+    assert all("shapes do not match" in reason for _, reason in content.left_out)
+    assert "0.300" in page.text
+    assert ("0.500" in page.text) == (breaks == "alone")
 
 
 def test_a_run_that_cannot_be_read_is_left_out_with_the_reason(make_run, tell):

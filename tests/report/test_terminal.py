@@ -8,6 +8,7 @@ import pytest
 from yamame.cli.arguments import ease
 from yamame.cli.sections import Config, VerbatimText
 from yamame.report.terminal import half_blocks, print_columns
+from yamame.system.messages import print_stdout
 
 
 class Terminal(io.StringIO):
@@ -31,6 +32,23 @@ def test_a_table_has_a_column_per_name_and_no_control_characters_in_a_log(monkey
     assert [word.strip() for word in lines[4].strip("|").split("|")] == ["a[b]", "0.1235", "-"]
     assert [word.strip() for word in lines[5].strip("|").split("|")] == ["c", "-", "7"]
     assert "\x1b" not in stream.getvalue()
+
+
+def test_names_and_values_of_strangers_are_text_and_no_orders_to_the_terminal(monkeypatch, capsys):
+    hostile = "\x1b]0;x\x07\x1b[2J [bold]b[/bold] [link=http://evil]l[/link] \u202e"
+    for stream in (io.StringIO(), Terminal()):
+        monkeypatch.setattr(sys, "stdout", stream)
+        print_columns(hostile, [{hostile: hostile, "plain": 1}])
+        printed = stream.getvalue()
+        assert "\x1b]" not in printed
+        assert "\x1b[2J" not in printed
+        assert not {"\x07", "\u202e"} & set(printed)
+    monkeypatch.undo()
+    print_stdout(hostile, "second")
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "[bold]b[/bold]" in out
+    assert out.count("\n") == 2
 
 
 def test_a_sign_is_two_pixels_one_above_the_other():

@@ -21,24 +21,18 @@ def metrics_line(**changes):
 
 
 BAD_METRICS = [
-    *(metrics_line(time=time) for time in (float("nan"), float("inf"), 1e300, -1.0, None)),
+    *(metrics_line(time=time) for time in (float("nan"), float("inf"), 1e300, None)),
     *(metrics_line(ms=ms) for ms in (float("nan"), None, 10**400)),
     *(metrics_line(step=step) for step in (2**70, -(2**70), 1.5, None)),
     *(metrics_line(metrics={"train/loss": value}) for value in (10**400, "1", None, True)),
-    *(
-        metrics_line(metrics={name: 1.0})
-        for name in ("", "../x", "/x", "a//b", ".", "train/x@5", "x" * 251, "\ud800", "a\n")
-    ),
     '{"status": "KILLED", "ms": 1}',
     '{"tags": {"a": "b"}}',
     '{"foo": 1}',
 ]
 BAD_ENTRIES = [
     '{"params": [1]}',
-    '{"params": {"..": 1}}',
     '{"params": [1], "tags": {"a": "b"}}',
     '{"tags": "x"}',
-    '{"tags": {"": "c"}}',
     '{"tags": {"a": %s}}' % ("[" * 60 + "]" * 60),
     '{"status": "BOGUS", "ms": 5}',
     '{"status": ["KILLED"], "ms": 5}',
@@ -107,7 +101,7 @@ def test_lines_that_mlflow_would_refuse_are_named_and_all_others_sent(ended, cap
     err = capfd.readouterr().err
     for path, numbers in ((metrics, bad_metrics), (entries, bad_entries)):
         shown = ", ".join(map(str, numbers[:20]))
-        rest = f" and {len(numbers) - 20} more"
+        rest = f" and {len(numbers) - 20} more" if len(numbers) > 20 else ""
         assert f"{path}: damaged, and not sent: line {shown}{rest}\n" in err
 
 
@@ -195,16 +189,25 @@ def test_names_that_mlflow_refuses_warn_when_they_are_logged(tmp_path, tracking_
     with tracker.start(tmp_path, name="a", params=params, tags={"../t": "1", "u": "\ud800"}):
         for step in (1, 2):
             tracker.log({"../x": 1.0, "": 1.0, "y" * 300: 2.0, "train/loss": 0.5}, step=step)
-    err = capfd.readouterr().err
-    lines = err.splitlines()
-    assert len(lines) == 5  # once for each name
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 6  # once for each name
     for kind, name in (("parameter", ""), ("tag", "../t"), ("metric", "../x"), ("metric", "")):
-        assert sum(line.startswith(f"{kind} {name!r}: not logged") for line in lines) == 1
+        assert sum(line.startswith(f"{kind} {name!r}: logged as") for line in lines) == 1
     data = fetch(tracker.run).data
-    assert data.metrics == {"y" * 250: 2.0, "train/loss": 0.5}
-    assert data.params == {"seed": "2", "a_": "3"}
-    assert data.tags["u"] == "?"
-    assert "damaged" not in err
+    assert data.metrics == {"x": 1.0, "_": 1.0, "y" * 250: 2.0, "train/loss": 0.5}
+    assert data.params == {"_": "1", "seed": "2", "a_": "3"}
+    assert (data.tags["u"], data.tags["t"]) == ("?", "1")
+
+
+def test_names_that_earlier_versions_logged_are_sent_under_names_that_mlflow_takes(ended):
+    directory, run = ended
+    line = metrics_line(time=-5.0, metrics={"goal//x": 1.0, "../y": 2.0, "z@5": 3.0})
+    append(directory / METRICS_FILE, line)
+    append(directory / ENTRIES_FILE, '{"tags": {"": "c", "u//v": "d"}}')
+    assert send_rest(directory) == 4
+    data = fetch(run).data
+    assert (data.metrics["goal/x"], data.metrics["y"], data.metrics["z_5"]) == (1.0, 2.0, 3.0)
+    assert (data.tags["_"], data.tags["u/v"]) == ("c", "d")
 
 
 def test_artifacts_and_tables_have_places_in_the_run(start, tmp_path):

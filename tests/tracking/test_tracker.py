@@ -118,13 +118,15 @@ def test_the_clock_of_a_metric_is_that_of_its_measurement(start, monkeypatch):
     assert [point.timestamp for point in points] == [1_000_000, 2_000_000]
 
 
-def test_a_table_replaces_the_one_of_the_same_name(start, info):
+def test_a_table_replaces_the_one_of_the_same_name(start, info, tmp_path):
     tracker = start()
     for success in ([0.5, 1.0], [0.75, float("nan")]):
         tracker.log_table("evaluation", {"task": [1, 2], "success": success})
-    kept = Path(info(tracker).info.artifact_uri.removeprefix("file://"))
+    run_id = info(tracker).info.run_id
+    client = tracker.run.client
+    kept = Path(client.download_artifacts(run_id, "evaluation.json", str(tmp_path)))
     table = {"columns": ["task", "success"], "data": [[1, 0.75], [2, None]]}
-    assert json.loads((kept / "evaluation.json").read_text()) == table
+    assert json.loads(kept.read_text()) == table
     # MLflow's pages find tables by this tag.
     tables = json.loads(info(tracker).data.tags["mlflow.loggedArtifacts"])
     assert tables == [{"path": "evaluation.json", "type": "table"}]
@@ -237,7 +239,7 @@ def test_system_metrics_follow_the_environment_step_and_can_be_left_out(
 def test_a_recorded_run_that_is_gone_is_named(start, tmp_path):
     tracker = start()
     tracker.run.client.delete_run(tracker.run.run_id)
-    with pytest.raises(UsageError, match=f"run {tracker.run.run_id} must be in sqlite:///"):
+    with pytest.raises(UsageError, match=f"run {tracker.run.run_id} must be in "):
         start()
 
 

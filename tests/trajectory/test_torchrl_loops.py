@@ -192,6 +192,25 @@ def test_an_evaluation_between_two_batches_of_a_collector_is_an_error():
         next(batches)
 
 
+def test_two_collectors_of_one_policy_are_two_streams():
+    """Both number their trajectories from 0."""
+    policy = make_policy()
+    collectors = []
+    for seed in range(2):
+        collector = Collector(
+            corridor(seed=seed),
+            policy,
+            frames_per_batch=2 * 4,
+            total_frames=-1,
+            auto_register_policy_transforms=False,
+        )
+        collectors.append(iter(collector))
+    for collector in collectors:
+        next(collector)
+    with pytest.raises(ValueError, match="a step must continue"):
+        next(collectors[0])
+
+
 def test_a_rollout_within_one_of_a_collector_is_an_error():
     policy = make_policy()
     env = corridor()
@@ -249,8 +268,11 @@ def test_a_memory_that_was_dropped_on_purpose_begins_within_episodes():
                 policy[1].reset_memory()
             _, td = env.step_and_maybe_reset(policy(td))
         # A copy has no memory of them.
-        with pytest.raises(ValueError, match="begins within episodes"):
-            copy.deepcopy(policy)(td)
+        other = copy.deepcopy(policy)
+        with pytest.raises(ValueError, match=r"begins within episodes.*reset_memory\(\)"):
+            other(td)
+        other[1].reset_memory()
+        other(td)
 
 
 def test_memories_set_by_hand_are_streams_of_their_own():

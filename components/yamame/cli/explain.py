@@ -20,7 +20,7 @@ from yamame.cli.suggestions import closest_of
 from yamame.cli.validation import SettingsError, raise_any
 from yamame.files.config import flatten
 from yamame.files.identity import key_of
-from yamame.system.messages import OutsideError, notes_of, one_line
+from yamame.system.messages import OutsideError, notes_of, one_line, shortened
 from yamame.system.user_code import UserCodeError
 
 REMOVABLE = ("debug", "experiment", "hardware", "trials")
@@ -73,6 +73,9 @@ def check_choices(line: CommandLine) -> None:
         # Nothing else checks what Hydra builds for itself.
         if group.partition(".")[0] == "hydra" and "_target_" in text:
             raise UsageError(f"{group}: must name no target of Hydra's own, got {text}")
+        if value == "{}" and not text.startswith("+"):
+            what = "changes nothing, because mappings are merged"
+            raise UsageError(f"{text}: {what}; ~{group}.name removes a key")
         folders = [root / group for root in line.roots if (root / group).is_dir()]
         is_a_value = value == "" or value.startswith("{")
         if folders and not is_removal and not is_a_value and not _are_names(value):
@@ -105,18 +108,26 @@ def explain_outside(error: OSError | OutsideError) -> str:
     >>> explain_outside(OSError(errno.ENOSPC, "No space left on device", "runs/a/step-1.pt"))
     'runs/a/step-1.pt: No space left on device; make room on its disk'
     """
-    parts = [one_line(error)]
     if isinstance(error, UserCodeError):
-        parts = [str(error)]  # its place comes last, and must not be cut off
-    elif isinstance(error, OSError) and error.strerror:
-        parts = [error.strerror]
-        if error.filename and error.filename2 is not None:
-            parts = [f"{error.filename} -> {error.filename2}: {error.strerror}"]
-        elif error.filename:
-            parts = [f"{error.filename}: {error.strerror}"]
-        if error.errno in _REMEDIES:
-            parts.append(_REMEDIES[error.errno])
-    return "; ".join([*parts, *notes_of(error)])
+        text = str(error)  # its place comes last, and must not be cut off
+    elif isinstance(error, OSError):
+        text = explain_system(error)
+    else:
+        text = one_line(error)
+    return "; ".join([text, *notes_of(error)])
+
+
+def explain_system(error: OSError) -> str:
+    """Return in one line what failed in the system, where, and a remedy."""
+    if not error.strerror:
+        return one_line(error)
+    text = str(error.strerror)
+    if error.filename and error.filename2 is not None:
+        text = f"{error.filename} -> {error.filename2}: {text}"
+    elif error.filename:
+        text = f"{error.filename}: {text}"
+    text = shortened(text)
+    return f"{text}; {_REMEDIES[error.errno]}" if error.errno in _REMEDIES else text
 
 
 def lines_of(error: UsageError) -> list[str]:

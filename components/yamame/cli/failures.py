@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from yamame.checks import UsageError
-from yamame.cli.explain import explain_outside, lines_of
+from yamame.cli.explain import explain_outside, explain_system, lines_of
 from yamame.cli.nodes import targets
 from yamame.system.messages import OutsideError, described, notes_of, print_stderr
 from yamame.system.user_code import (
@@ -66,12 +66,19 @@ def _explain(error: BaseException, config: Any) -> str:
         text = explain_outside(error)
         found = None
     else:
-        what = described(error) if found is None else UserCodeError.of(_part(found, config), error)
+        what = described(error) if found is None else _of_user_code(found, _part(found, config))
         text = "; ".join([str(what), *notes_of(error)])
     has_file = getattr(error, "traceback_file", None) is not None
     is_of_user = found is not None or isinstance(error, UserCodeError)
     needs_hint = is_of_user and not has_file and not wants_traceback()
     return f"{text}; {HINT}" if needs_hint else text
+
+
+def _of_user_code(found: Blame, what: str) -> UserCodeError:
+    reason = described(found.error)
+    if isinstance(found.error, OSError):
+        reason = f"{type(found.error).__name__}: {explain_system(found.error)}"
+    return UserCodeError(what, reason, found.file, found.line)
 
 
 def _part(found: Blame, config: Any) -> str:

@@ -5,7 +5,7 @@ model declares: the arguments of a ``_target_``, or free data.
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
@@ -214,6 +214,15 @@ class Rule:
         return value
 
 
+def is_distinct(values: Sequence[Any]) -> bool:
+    """Return whether a list has at least one value, and no value twice.
+
+    >>> is_distinct([0, 1]), is_distinct([0, 0]), is_distinct([])
+    (True, False, False)
+    """
+    return 0 < len(values) == len(set(values))
+
+
 @dataclass(frozen=True)
 class Verbatim:
     """Metadata of a string whose value the command line takes as it is, with ``=`` and ``,``."""
@@ -258,6 +267,10 @@ PRINTABLE = Rule("", _is_printable)
 Integer = Annotated[int, FITS_64_BITS]
 Count = Annotated[int, Bounds(least=1), FITS_64_BITS]
 Natural = Annotated[int, Bounds(least=0), FITS_64_BITS]
+Seeds = Annotated[
+    list[Natural],
+    Rule("a list of at least one, all different, each an integer of at least 0", is_distinct),
+]
 Side = Annotated[int, Bounds(least=1, most=1_000_000)]
 """Number of copies side by side. A typing error would otherwise ask for all memory there is."""
 Text = Annotated[str, PRINTABLE]

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from yamame.checks import Bounds, PositiveFloat
+from yamame.checks import Bounds, NonNegativeFloat, PositiveFloat
 from yamame.cli.sections import (
     FITS_64_BITS,
     Config,
@@ -15,11 +15,14 @@ from yamame.cli.sections import (
     Integer,
     Natural,
     Node,
+    Rule,
     Section,
+    Seeds,
     Side,
     Target,
     Text,
     VerbatimText,
+    is_distinct,
     refuse,
 )
 from yamame.cli.training_settings import (
@@ -240,7 +243,10 @@ class ReportConfig(Config):
     metric: VerbatimText | None
     """Metric of evaluations, as length_mean (less is better); null: the expected one, else success,
     else the return."""
-    thresholds: list[PositiveFloat]
+    thresholds: Annotated[
+        list[PositiveFloat],
+        Rule("a list of at least one, all different, each above 0", is_distinct),
+    ]
     """Fractions of full success, or of the expected result; the report gives the step at which
     each is first reached."""
     strict: bool
@@ -261,7 +267,7 @@ class SuiteSettings(Section):
     """Title of the table."""
     key: Text
     """Setting that names a task on the command line, as env.id."""
-    tiers: Node
+    tiers: Annotated[Node, Rule("a mapping with at least one tier", bool)]
     """Tasks by tier, and the experiment that trains them."""
     against: Text
     """Column of the table that verdicts compare with."""
@@ -287,7 +293,7 @@ class LeaderboardConfig(Config):
     suite: SuiteSettings
     tier: Text
     """Tier of tasks to run: a key of suite.tiers."""
-    seeds: list[Integer]
+    seeds: Seeds
     """Seeds of the runs of each task."""
     overrides: list[VerbatimText]
     """Overrides of every run, as [encoder=gru,device=cuda]."""
@@ -313,7 +319,7 @@ class ContractSettings(Section):
     """Experiment that trains the agents."""
     endpoint: Text
     """Score that is compared."""
-    margin: float
+    margin: NonNegativeFloat
     """Largest difference from the published score that counts as repeated."""
     source: Text
     """Source of the published result."""
@@ -339,7 +345,7 @@ class ReproduceConfig(Config):
     edition: Text
     """Size of the experiment: a key of editions. small: a tiny network and a few updates, to see
     that everything works."""
-    seeds: list[Integer]
+    seeds: Seeds
     """Seeds, trained one after the other."""
     minutes: PositiveFloat | None
     """Minutes of training in this call; the same command continues later. null: until all is

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import model_validator
 
-from yamame.checks import Bounds, NonNegativeFloat, PositiveFloat
+from yamame.checks import Bounds, PositiveFloat
 from yamame.cli.sections import (
     Config,
     Count,
@@ -20,10 +20,12 @@ from yamame.cli.sections import (
     Node,
     Rule,
     Section,
+    Seeds,
     Side,
     Target,
     Text,
     VerbatimText,
+    is_distinct,
     refuse,
 )
 
@@ -105,7 +107,7 @@ class TrainSchedule(ReplaySchedule):
 
     steps_per_iteration: Count
     """Environment steps, over all environments, that are collected before updates are made."""
-    updates_per_step: NonNegativeFloat
+    updates_per_step: Annotated[float, Bounds(least=0, most=1000)]
     """Gradient updates per environment step after the first learning_starts steps."""
     offline_updates: Natural
     """Updates from data alone (data.source), before the first environment step."""
@@ -246,13 +248,16 @@ class ProbeSettings(Section):
 
     windows: Annotated[
         list[Count | None],
-        Rule("a list of at least one, each an integer of at least 1 or null", bool),
+        Rule(
+            "a list of at least one, all different, each an integer of at least 1 or null",
+            is_distinct,
+        ),
     ]
     """Numbers of latest timesteps that the compared agents see, the present one included; null:
     all. 1 is always added."""
-    seeds: list[Natural]
+    seeds: Seeds
     """Seeds of the trainings of each window; fewer than three give no verdict."""
-    margin: NonNegativeFloat
+    margin: Annotated[float, Bounds(least=0, below=1)]
     """Differences that count as none: a share of the difference between the best window and a
     random policy."""
     confidence: Annotated[float, Bounds(above=0, below=1)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from yamame.checks import UsageError, require
 from yamame.data.sizes import Sizes
-from yamame.files.paths import check_regular
+from yamame.files.paths import check_regular, typed_file
 from yamame.spaces.arrays import Array
 from yamame.system.messages import one_line
 
@@ -59,17 +59,18 @@ def opened(path: Path, h5py: Any, sizes: Sizes) -> Iterator[dict[str, Any]]:
     """Open a file, and yield its arrays in nested mappings; they can be read within the block.
 
     Args:
-        path: A regular file.
+        path: A regular file, or a link to one in its folder.
         h5py: The module.
         sizes: Sum of the sizes of what is read.
 
     Raises:
-        UsageError: The path is a link, a pipe or a device; the file is damaged, or names other
-            files.
+        UsageError: The path is a link out of its folder, a pipe or a device; the file is damaged,
+            or names other files.
     """
     try:
-        check_regular(path)
-        file = h5py.File(path, "r")
+        resolved = typed_file(path)
+        check_regular(resolved)
+        file = h5py.File(resolved, "r")
     except OSError as error:
         raise UsageError(
             f"{path}: must be an HDF5 file, it cannot be read: {one_line(error)}"

@@ -9,7 +9,7 @@ from numpy.lib import format as npy
 
 from yamame.checks import UsageError
 from yamame.data.sizes import Sizes
-from yamame.files.paths import open_regular
+from yamame.files.paths import open_regular, typed_file
 from yamame.spaces.arrays import Array
 from yamame.system.messages import one_line
 
@@ -20,18 +20,19 @@ def read_npz(path: Path, sizes: Sizes) -> dict[str, Any]:
     """Read the arrays of a file.
 
     Args:
-        path: A regular file.
+        path: A regular file, or a link to one in its folder.
         sizes: Sum of the sizes of what is read.
 
     Returns:
         Arrays by name; None for other files in the archive.
 
     Raises:
-        UsageError: The path is a link, a pipe or a device; the file is damaged; an array holds
-            Python objects; or the arrays ask for far more memory than the file takes.
+        UsageError: The path is a link out of its folder, a pipe or a device; the file is damaged;
+            an array holds Python objects; or the arrays ask for far more memory than the file
+            takes.
     """
     try:
-        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        with open_regular(typed_file(path)) as file, zipfile.ZipFile(file) as archive:
             return _read_members(archive, path, sizes)
     except UsageError:
         raise

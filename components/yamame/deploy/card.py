@@ -1,5 +1,11 @@
-"""Model card of an agent: its training, its evaluation, its observations and actions, its use."""
+"""Model card of an agent: its training, its evaluation, its observations and actions, its use.
 
+The configuration and the results may be a stranger's: their texts stay texts, and become no HTML,
+link or picture on the page that a hub makes of the card.
+"""
+
+import html
+import re
 from typing import Any
 
 from torchrl.data import Composite, TensorSpec
@@ -8,7 +14,7 @@ from yamame.agent.assembly import learned_gammas
 from yamame.deploy.interface import dotted, dtype_name
 from yamame.deploy.saved import SavedAgent
 from yamame.keys import CONTEXT, RELABELLING
-from yamame.system.messages import format_value
+from yamame.system.messages import format_value, printable
 
 _FRONT_MATTER = """---
 library_name: yamame
@@ -36,7 +42,7 @@ def model_card(saved: SavedAgent, source: str) -> str:
     interface = saved.interface
     parts = [
         _FRONT_MATTER,
-        f"# An in-context agent for {_class_name(saved.config.get('env'))}",
+        f"# An in-context agent for {as_text(_class_name(saved.config.get('env')))}",
         "The agent acts from its whole history. It was trained by Yamame, an implementation of "
         "AMAGO (arXiv 2310.09971).",
         _table(("setting", "value"), _facts(saved)),
@@ -44,7 +50,7 @@ def model_card(saved: SavedAgent, source: str) -> str:
         *_evaluation(saved.about),
         "## Observations and actions",
         _table(("entry", "spec"), _entries(interface.observation_spec)),
-        f"The action is {_describe_spec(interface.action_spec)}.",
+        f"The action is {as_text(_describe_spec(interface.action_spec))}.",
         "## Use",
         _USE.format(source=source),
     ]
@@ -96,7 +102,7 @@ def _evaluation(about: dict[str, Any]) -> list[str]:
     results = about.get("results")
     paragraphs = []
     if about.get("evaluated_on"):
-        paragraphs.append(f"Evaluated on {about['evaluated_on']}.")
+        paragraphs.append(f"Evaluated on {as_text(about['evaluated_on'])}.")
     elif results:
         # Early runs did not save a description of the evaluated tasks.
         paragraphs.append("It is not recorded whether training included the evaluated tasks.")
@@ -126,9 +132,19 @@ def _class_name(node: Any) -> str:
 def _table(head: tuple[str, str], rows: dict[str, str]) -> str:
     lines = [f"| {head[0]} | {head[1]} |", "| --- | --- |"]
     for name, value in rows.items():
-        text = value.replace("|", " ")  # it would end the cell
-        lines.append(f"| {name} | {text} |")
+        lines.append(f"| {as_text(name)} | {as_text(value)} |")
     return "\n".join(lines)
+
+
+def as_text(value: object) -> str:
+    """Return Markdown that shows a value as it is, in one line.
+
+    >>> print(as_text("a|b <img> [link](http://x)"))
+    a\\|b &lt;img&gt; [link\\](http://x)
+    """
+    line = " ".join(printable(str(value)).split())
+    # A bar would end the cell of a table, backticks make code, and brackets links and pictures.
+    return re.sub(r"([\\`|]|\](?=[(\[:]))", r"\\\1", html.escape(line, quote=False))
 
 
 def _entries(spec: Composite) -> dict[str, str]:

@@ -27,6 +27,10 @@ from yamame.system.messages import one_line, print_stderr, printable
 _POLL_SECONDS = 0.1
 _LAST_SECONDS = 5.0
 """Time for the last answer of a connection, or of the server."""
+_IDLE_SECONDS = 1.0
+"""Time without a request after which a connection may be closed for another one."""
+_PATIENCE_SECONDS = 3.0
+"""Time that a new connection waits for room."""
 _LONGEST_SURPLUS = 2**26
 """Bytes of a refused body that are read and dropped."""
 
@@ -36,11 +40,13 @@ class _Connection:
     """State of a connection.
 
     Attributes:
+        since: Time at which the present state began.
         deadline: Time at which it is closed; None while the agent works for it.
-        is_busy: Whether a request has arrived that is not answered completely.
+        is_busy: Whether a request has begun to arrive that is not answered completely.
         is_late: Whether the deadline has passed.
     """
 
+    since: float
     deadline: float | None
     is_busy: bool = False
     is_late: bool = False
@@ -54,7 +60,8 @@ class AgentServer(ThreadingHTTPServer):
         host: Name or address of the network interface.
         port: Port; 0 for a free one, which `address` has.
         max_connections: Largest number of open connections, each of which has a thread. If there
-            are more, the one that has been idle for longest is closed.
+            are more, the one that has been idle for longest is closed; if none is idle, the new one
+            is answered 503.
         connection_timeout: Seconds in which a request must arrive completely, and after which an
             idle connection is closed.
         max_request_bytes: Largest body of a request; None for `Service.longest_request`.
@@ -152,7 +159,8 @@ class AgentServer(ThreadingHTTPServer):
         end = time.monotonic() + _LAST_SECONDS
         while time.monotonic() < end:
             with self._connections_lock:
-                if not any(state.is_busy for state in self._connections.values()):
+                states = self._connections.values()
+                if not any(state.is_busy and not state.is_late for state in states):
                     return
             time.sleep(_POLL_SECONDS / 2)
 
@@ -160,6 +168,10 @@ class AgentServer(ThreadingHTTPServer):
         """Close late connections and end idle sessions; `serve_forever` calls it repeatedly."""
         if self._received is not None:
             raise _StopError(self._received)
+        self._close_late()
+        self.service.expire()
+
+    def _close_late(self) -> None:
         now = time.monotonic()
         with self._connections_lock:
             for connection, state in self._connections.items():
@@ -172,37 +184,42 @@ class AgentServer(ThreadingHTTPServer):
                 state.deadline = now + _LAST_SECONDS
                 with suppress(OSError):
                     connection.shutdown(how)
-        self.service.expire()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Handle a connection in a thread."""
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while not self._has_room():
+            if time.monotonic() > end or self._received is not None:
+                self._refuse(request)
+                return
+            # Most requests are answered in milliseconds. Meanwhile other clients wait, too.
+            time.sleep(0.01)
+            self._close_late()
         with self._connections_lock:
-            is_full = len(self._connections) >= self._max_connections
-            if is_full and not self._close_idle():
-                refused = True
-            else:
-                refused = False
-                deadline = time.monotonic() + self._connection_timeout
-                self._connections[request] = _Connection(deadline)
-        if refused:
-            self._refuse(request)
-            return
+            now = time.monotonic()
+            self._connections[request] = _Connection(now, now + self._connection_timeout)
         super().process_request(request, client_address)
 
-    def _close_idle(self) -> bool:
-        """Close the connection that has waited for its request for longest; False if all work."""
-        waiting = {}
-        for connection, state in self._connections.items():
-            if state.deadline is not None and not state.is_busy:
-                waiting[connection] = state.deadline
-        if not waiting:
+    def _has_room(self) -> bool:
+        """Return whether there is room for a connection, after closing an idle one if need be."""
+        with self._connections_lock:
+            if len(self._connections) < self._max_connections:
+                return True
+            latest = time.monotonic() - _IDLE_SECONDS
+            waiting = {}
+            for connection, state in self._connections.items():
+                if state.deadline is not None and not state.is_busy and state.since < latest:
+                    waiting[connection] = state.since
+            for connection in sorted(waiting, key=lambda each: waiting[each]):
+                # Its thread may not have seen a request yet that has arrived.
+                if _has_data(connection):
+                    continue
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+                # Its thread ends soon, and finds that there is nothing to remove.
+                del self._connections[connection]
+                return True
             return False
-        connection = min(waiting, key=lambda each: waiting[each])
-        with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-        # Its thread ends soon, and makes room itself.
-        del self._connections[connection]
-        return True
 
     def _refuse(self, request: socket.socket) -> None:
         body = json.dumps({"error": f"max_connections={self._max_connections} are open"}).encode()
@@ -231,6 +248,13 @@ class AgentServer(ThreadingHTTPServer):
         """Wait for a request of a client."""
         self._set(connection, self._connection_timeout, is_busy=False)
 
+    def receive_request(self, connection: socket.socket) -> None:
+        """Wait for the rest of a request whose first line has arrived."""
+        with self._connections_lock:
+            state = self._connections.get(connection)
+            if state is not None:
+                state.is_busy = True
+
     def begin_decision(self, connection: socket.socket) -> None:
         """Stop waiting, while a request is answered."""
         self._set(connection, None, is_busy=True)
@@ -251,7 +275,16 @@ class AgentServer(ThreadingHTTPServer):
             if state is None or state.is_late:
                 return
             state.is_busy = is_busy
-            state.deadline = None if seconds is None else time.monotonic() + seconds
+            state.since = time.monotonic()
+            state.deadline = None if seconds is None else state.since + seconds
+
+
+def _has_data(connection: socket.socket) -> bool:
+    """Return whether bytes have arrived that nobody has read; none are read here."""
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except OSError:
+        return False
 
 
 class _StopError(Exception):
@@ -281,6 +314,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Handle a request, once it has arrived in time."""
         self.server.begin_request(self.connection)
         super().handle_one_request()
+
+    def parse_request(self) -> bool:
+        """Read the headers of a request whose first line was read."""
+        self.server.receive_request(self.connection)
+        return super().parse_request()
 
     def handle_expect_100(self) -> bool:
         """Ask for the body of a request, unless it is refused by its headers."""

@@ -1,5 +1,6 @@
 """Checkpoints in a file, a run directory or an MLflow run; only the latter imports MLflow."""
 
+import os
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -33,10 +34,13 @@ def read_checkpoint(
     check_which(which)
     path = _existing(source)
     if path.is_dir():
-        # Links of a stranger would have other files read, and written by recipes.
-        check_tree(path)
         checkpoints = Checkpointer(path / "checkpoints")
-        file = checkpoints.best if which == "best" else checkpoints.last
+        file = None
+        # Another folder, such as the user's home, may hold links and a million files.
+        if os.path.lexists(checkpoints.directory):
+            # Links of a stranger would have other files read, and written by recipes.
+            check_tree(path)
+            file = checkpoints.best if which == "best" else checkpoints.last
         if file is None:
             raise UsageError(f"load: no {which} checkpoint in {source}")
         return _read([file], which, optional)

@@ -95,7 +95,8 @@ def render_frame(env: EnvBase) -> npt.NDArray[np.uint8]:
     if not can_render:
         message = "the environment has no method render(), which returns [H, W, 3] uint8"
         raise NotImplementedError(message)
-    with user_code(f"{type(env).__name__}: the environment failed while it was drawn"):
+    what = f"{type(env).__name__}: the environment failed while it was drawn"
+    with user_code(what, passes=(NotImplementedError,)):
         frame = np.asarray(env.render())
     if frame.ndim != 3 or frame.shape[-1] != 3 or frame.dtype != np.uint8:
         found = f"{frame.shape} {frame.dtype}"

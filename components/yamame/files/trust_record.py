@@ -35,6 +35,8 @@ _OFF = ("off", "0", "false", "no")
 _LARGEST = 2**19
 """Bytes from which runs that no longer exist are removed."""
 _MOST_READ = 2**26
+_LONGEST_WAIT_S = 5.0
+_PAUSE_S = 0.01
 _LEVELS = 4
 """Folders between a run and its files, as in ``<run>/model/data/agent``."""
 
@@ -190,7 +192,7 @@ def _origin(name: str) -> str | None:
     module = sys.modules.get(name)
     try:
         spec = getattr(module, "__spec__", None) or importlib.util.find_spec(name)
-    except (ImportError, ValueError):
+    except Exception:  # finders of other packages may raise anything
         return None
     if spec is None:
         return None
@@ -239,7 +241,7 @@ def _locked(file: Path) -> Iterator[int]:
     while True:
         descriptor = open_descriptor(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _wait_for_lock(descriptor)
             # Another process may have replaced the file while this one waited.
             if os.path.samestat(os.fstat(descriptor), os.stat(file)):
                 os.fchmod(descriptor, 0o600)
@@ -247,6 +249,23 @@ def _locked(file: Path) -> Iterator[int]:
                 return
         finally:
             os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int) -> None:
+    """Lock a file; a lock that no process gives back must not keep a run from beginning.
+
+    Raises:
+        BlockingIOError: Other processes hold it for seconds.
+    """
+    end = time.monotonic() + _LONGEST_WAIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(_PAUSE_S)
 
 
 def _prune(file: Path, line: str) -> None:

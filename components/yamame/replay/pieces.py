@@ -143,6 +143,8 @@ def _flat_ends(
     for key in arrival_keys(rollout):
         arrived = rollout.get(unravel_key(("next", key)))[here]
         value = rollout.get(key)[after]
+        if not isinstance(value, Tensor):
+            continue
         is_same = (arrived == value) | ((arrived != arrived) & (value != value))  # NaN
         follows &= is_same if is_same.ndim == 1 else is_same.flatten(1).all(1)
     unmarked = ~marked

@@ -219,7 +219,7 @@ class Relabel(BatchTransform):
         """Return the trajectories ``[B]`` bool that begin with the start of their episode.
 
         Raises:
-            ArgumentError: There is none.
+            ArgumentError: There is none, and instructions may change.
         """
         is_whole = torch.ones(len(trajectories), dtype=torch.bool, device=trajectories.device)
         is_init = trajectories.get(self.keys.is_init, None)
@@ -229,7 +229,8 @@ class Relabel(BatchTransform):
         step_index = trajectories.get("step_index", None)
         if step_index is not None:
             is_whole = is_whole & (step_index[:, 0].flatten() == 0)
-        self._require_starts(bool(is_whole.any()))
+        may_change = self.strategy != "none" or self.single_goal
+        self._require_starts(bool(is_whole.any()) or not may_change)
         return is_whole
 
     def _with_mask(self, batch: TensorDictBase) -> TensorDictBase:

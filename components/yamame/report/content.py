@@ -1,7 +1,7 @@
 """Content of a report, before it is written as HTML: numbers, comparisons, pictures and videos."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from yamame.report.expected import Expected
 from yamame.report.groups import Group, LeftOut, Section
 from yamame.report.memory import memory_plots
 from yamame.report.plots import Plot, learning_plots, training_plots, trial_plots
+from yamame.system.messages import one_line
 from yamame.tracking.history import RunHistory
 
 UNKNOWN = "unknown"
@@ -218,19 +219,68 @@ def build_content(
     resampling = resampling or Resampling()
     problems: list[RunProblem] = []
     results = []
+    all_left_out = list(left_out)
     for number, section in enumerate(sections, start=1):
-        result = _section_result(
-            section,
-            metric or metric_of(section),
-            prefix=f"section-{number}",
-            thresholds=thresholds,
-            resampling=resampling,
-            artifact=artifact,
-            problems=problems,
-        )
-        results.append(result)
-    experiments = unmeasured(sections, left_out)
-    return Content(results, list(left_out), experiments, resampling, problems)
+        found: list[RunProblem] = []
+
+        def compute(
+            section: Section, number: int = number, found: list[RunProblem] = found
+        ) -> SectionResult:
+            found.clear()
+            return _section_result(
+                section,
+                metric or metric_of(section),
+                prefix=f"section-{number}",
+                thresholds=thresholds,
+                resampling=resampling,
+                artifact=artifact,
+                problems=found,
+            )
+
+        result = _computed(section, compute, all_left_out)
+        if result is not None:
+            results.append(result)
+            problems += found
+    experiments = unmeasured(sections, all_left_out)
+    return Content(results, all_left_out, experiments, resampling, problems)
+
+
+def _computed(
+    section: Section, compute: Callable[[Section], SectionResult], left_out: list[LeftOut]
+) -> SectionResult | None:
+    """Compute a section, without the runs that make it fail; None if none remains.
+
+    Args:
+        section: The section.
+        compute: Function that computes a section.
+        left_out: A line is appended for each run that is left out.
+    """
+    try:
+        return compute(section)
+    except Exception:  # foreign runs may hold any number and any text
+        # Computed alone, an odd run fails as well, in most cases.
+        sound = []
+        for group in section.groups:
+            runs = []
+            for run in group.runs:
+                try:
+                    compute(Section((replace(group, runs=(run,)),)))
+                except Exception as error:
+                    left_out.append(LeftOut(run, f"it cannot be compared: {one_line(error)}"))
+                else:
+                    runs.append(run)
+            if runs:
+                sound.append(replace(group, runs=tuple(runs)))
+    if not sound:
+        return None
+
+    try:
+        return compute(Section(tuple(sound)))
+    except Exception as error:
+        for group in sound:
+            for run in group.runs:
+                left_out.append(LeftOut(run, f"its section cannot be compared: {one_line(error)}"))
+        return None
 
 
 def metric_of(section: Section) -> str:

@@ -65,7 +65,9 @@ class RunMetrics:
         is_own_axis = points["run"].map(self.axes) == axis
         points["x"] = points["x"].mask(is_own_axis, points["step"])
         # A resumed run may have logged a lower cost than before it was interrupted.
-        return points.dropna(subset="x").sort_values(["run", "x"])
+        points = points.dropna(subset="x").sort_values(["run", "x"])
+        # Of several evaluations at one position the last counts, as of several at one step.
+        return points.drop_duplicates(["run", "x"], keep="last")
 
     def num_steps(self) -> pd.Series:
         """Return the last step of an evaluation of each run; NaN for runs without evaluation."""

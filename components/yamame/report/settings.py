@@ -5,7 +5,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import PurePath
 from typing import NamedTuple, Self
 
@@ -15,6 +15,8 @@ from yamame.tracking.history import COMMAND_TAG, RunHistory
 
 _ABSENT = "(absent)"
 _TARGET = "._target_"
+# All runs have the same hundred keys, and a report asks a thousand times for each of them.
+_is_a_setting = lru_cache(maxsize=10_000)(is_a_setting)
 
 
 class Difference(NamedTuple):
@@ -32,7 +34,7 @@ def settings(run: RunHistory) -> dict[str, str]:
     for key, value in run.tags.items():
         if key.startswith("budget."):
             values[key] = value
-    return {key: value for key, value in values.items() if is_a_setting(key)}
+    return {key: value for key, value in values.items() if _is_a_setting(key)}
 
 
 def environment(run: RunHistory) -> dict[str, str]:

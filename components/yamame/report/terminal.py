@@ -2,16 +2,17 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from yamame.checks import require, require_at_least
-from yamame.system.messages import print_stdout
+from yamame.system.messages import print_stdout, printable
 
 # Columns of a log; Rich would wrap at 80.
 _PLAIN_WIDTH = 120
@@ -30,24 +31,28 @@ def print_columns(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     console = Console(
         force_terminal=terminal, width=None if terminal else _PLAIN_WIDTH, highlight=False
     )
-    table = Table(title=title, title_justify="left", box=box.ROUNDED if terminal else box.ASCII)
+    # As `Text`, in which rich finds no markup: names and values may be a stranger's.
+    heading = Text(printable(title))
+    table = Table(title=heading, title_justify="left", box=box.ROUNDED if terminal else box.ASCII)
     names: dict[str, None] = {}  # keeps the order of first appearance
     for row in rows:
         names.update(dict.fromkeys(row))
     for index, name in enumerate(names):
-        table.add_column(name, justify="right" if index else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if index else "left"
+        table.add_column(Text(printable(name)), justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*map(_text, map(row.get, names)))
     # Rich ends the process where the output has no reader.
     with console.capture() as captured:
-        console.print(table, markup=False)
-    print_stdout(captured.get().rstrip("\n"))
+        console.print(table)
+    # The names and values are escaped already, and the colours of a terminal are not to be.
+    print_stdout(captured.get().rstrip("\n"), escape=False)
 
 
-def _text(value: Any) -> str:
+def _text(value: Any) -> Text:
     if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        return Text("-")
+    return Text(f"{value:.4g}" if isinstance(value, float) else printable(str(value)))
 
 
 def half_blocks(frame: npt.NDArray[np.uint8], *, width: int = 40) -> str:

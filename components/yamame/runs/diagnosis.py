@@ -34,8 +34,10 @@ from yamame.files.atomic import write_json
 from yamame.report.memory import FILE
 from yamame.runs.playing import RunEvaluator
 from yamame.runs.trained import Trained
-from yamame.system.messages import OutsideError, print_stderr, warnings_as_lines
+from yamame.system.messages import one_line, print_stderr, warnings_as_lines
+from yamame.tracking.database import absolute_uri
 from yamame.tracking.record import RUN_FILE, open_run
+from yamame.tracking.tracker import TRACKING_URI
 
 Numbers = dict[str, Any]
 
@@ -115,12 +117,12 @@ def store_diagnosis(trained: Trained, found: Mapping[str, Numbers]) -> None:
     if not (trained.folder / RUN_FILE).exists():
         return
     try:
-        run = open_run(trained.folder)
+        run = open_run(trained.folder, tracking_uri=absolute_uri(TRACKING_URI))
         if run is not None:
             run.log_artifact(path, None, home=trained.folder)
-    except (UsageError, OutsideError) as error:
+    except Exception as error:  # MLflow raises errors of databases, drivers and servers
         # The file in the run's directory is complete without the store.
-        print_stderr(f"{path}: not stored with the MLflow run: {error}")
+        print_stderr(f"{path}: not stored with the MLflow run: {one_line(error)}")
 
 
 def recall(subject: DiagnosedRun) -> Numbers:

@@ -18,7 +18,7 @@ from yamame.evaluation.intervals import with_width
 from yamame.evaluation.result import described
 from yamame.runs.callbacks import Callback
 from yamame.runs.state import RunState
-from yamame.system.messages import discard_stdout
+from yamame.system.messages import discard_stdout, printable
 from yamame.training.progress import RECENT
 
 _FEWEST = 10
@@ -187,7 +187,8 @@ class ProgressBar(Callback):
             text = f"{time.strftime('%H:%M:%S')}  {text}"
         # A log that is closed or full is no reason to end a run.
         with contextlib.suppress(OSError, ValueError):
-            self._console.out(text, highlight=False)  # without colours for numbers
+            # Without colours for numbers. Custom environments describe themselves.
+            self._console.out(printable(text), highlight=False)
 
 
 def describe_run(run: RunState) -> str:

@@ -26,7 +26,7 @@ from yamame.runs.extras import reported
 from yamame.runs.held_out import render_held_out
 from yamame.runs.state import RunState
 from yamame.system.installed import recipe_command
-from yamame.system.messages import add_note, print_stderr, print_stdout
+from yamame.system.messages import add_note, described, print_stderr, print_stdout
 from yamame.system.user_code import formatted, is_failure
 from yamame.tracking.summary import Status, build_summary, versions
 
@@ -222,7 +222,11 @@ def next_steps(run: RunState, status: Status) -> list[str]:
     steps = []
     if status != "FINISHED" and has_checkpoint:
         steps.append(resuming_command(distributed.world_size()))
-    pages = "  # ".join(run.tracker.pages())
+    try:
+        pages = "  # ".join(run.tracker.pages())
+    except Exception as error:  # of a custom tracker, and no reason to fail a run
+        print_stderr(f"{run.name}: no pages of the tracker: {described(error)}")
+        pages = ""
     if pages:
         steps.append(pages)
     if has_checkpoint:

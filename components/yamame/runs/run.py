@@ -480,7 +480,7 @@ class Run(RunState):
                     add_note(failure, "once that is fixed, resume=true continues the run")
                 results.write_traceback(self, failure)
                 # The disk may be full, which must not hide an earlier error.
-                hidden = () if failure is None else (Exception,)
+                hidden = () if failure is None else (OSError,)
                 with contextlib.suppress(*hidden):
                     results.write_summary(self, run_status(failure))
 

@@ -65,17 +65,24 @@ def one_line(error: BaseException, longest: int = _LONGEST) -> str:
     >>> one_line(ValueError("first\\n  " + "x" * 30 + " last"), longest=20)
     'first xxxx ... xxxxx last'
     """
-    text = " ".join(text_of(error).split()) or type(error).__name__
+    return shortened(text_of(error), longest) or type(error).__name__
+
+
+def shortened(text: str, longest: int = _LONGEST) -> str:
+    """Return a text in one printable line, without its middle if it is long.
+
+    >>> shortened("first\\n  " + "x" * 30 + " last", longest=20)
+    'first xxxx ... xxxxx last'
+    """
+    line = " ".join(text.split())
     # Escapes are longer than their characters, and a message may have megabytes of them.
-    return _shortened(printable(_shortened(text, longest)), longest)
-
-
-def _shortened(text: str, longest: int) -> str:
-    if len(text) <= longest:
-        return text
-    # The causes of an error are often at the end of its message.
-    half = longest // 2
-    return f"{text[:half]} ... {text[-half:]}"
+    for _ in range(2):
+        if len(line) > longest:
+            # The causes of an error are often at the end of its message.
+            half = longest // 2
+            line = f"{line[:half]} ... {line[-half:]}"
+        line = printable(line)
+    return line
 
 
 def described(error: BaseException) -> str:
@@ -89,18 +96,19 @@ def described(error: BaseException) -> str:
     return name if text == name else f"{name}: {text}"
 
 
-class Note(str):
-    """A note of Yamame about an error, unlike those of libraries."""
-
-
 def add_note(error: BaseException, text: str) -> None:
-    """Add a note to an error, unless the error takes none, as of a frozen dataclass."""
-    with contextlib.suppress(Exception):
-        error.add_note(Note(text))
+    """Add a sentence that follows the message of an error where it is reported in a line.
+
+    It is a note in Python's sense as well where Yamame, or the system, raised the error.
+    """
+    with contextlib.suppress(Exception):  # of an error that takes no attributes
+        error.yamame_notes = [*notes_of(error), text]  # type: ignore[attr-defined]
+        if isinstance(error, OSError | OutsideError):
+            error.add_note(text)
 
 
 def notes_of(error: BaseException) -> list[str]:
-    """Return the notes that Yamame has added to an error.
+    """Return the sentences of `add_note`, without notes of libraries.
 
     >>> error = ValueError()
     >>> add_note(error, "it is in runs/a")
@@ -108,10 +116,7 @@ def notes_of(error: BaseException) -> list[str]:
     >>> notes_of(error)
     ['it is in runs/a']
     """
-    notes = getattr(error, "__notes__", None)
-    if not isinstance(notes, list):  # any code may set the attribute
-        return []
-    return [str(note) for note in notes if isinstance(note, Note)]
+    return list(getattr(error, "yamame_notes", ()))
 
 
 def first_line(error: BaseException) -> str:
@@ -215,13 +220,19 @@ def warnings_as_lines(category: type[Warning], *, prints: bool = True) -> Iterat
             print_once(str(warning.message))
 
 
-def print_stdout(text: object) -> None:
-    """Print on the standard output.
+def print_stdout(*lines: object, escape: bool = True) -> None:
+    """Print lines on the standard output.
 
     One that is closed, as by ``head``, or full is no failure.
+
+    Args:
+        lines: The lines.
+        escape: Escape control characters: names and messages may be those of a stranger's run.
     """
     try:
-        print(text, flush=True)
+        for line in lines:
+            print(printable(str(line)) if escape else line)
+        sys.stdout.flush()
     except BrokenPipeError:
         discard_stdout()
     except (OSError, ValueError):

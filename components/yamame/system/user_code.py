@@ -196,6 +196,7 @@ class user_code:  # noqa: N801 (a function of a block, as contextlib.suppress)
 
     Args:
         what: Part that fails then, and when; empty for the name of the function.
+        passes: Errors that pass although user code has raised them.
 
     Raises:
         UserCodeError: User code has raised an error.
@@ -204,8 +205,9 @@ class user_code:  # noqa: N801 (a function of a block, as contextlib.suppress)
     # No generator: `contextlib` would take the error raised from a StopIteration for one of its
     # own, and sets the traceback of errors, which not all of them accept.
 
-    def __init__(self, what: str = "") -> None:
+    def __init__(self, what: str = "", *, passes: tuple[type[Exception], ...] = ()) -> None:
         self._what = what
+        self._passes = (UsageError, OutsideError, *passes)  # those of Yamame are one line already
 
     def __enter__(self) -> None:
         pass
@@ -216,8 +218,7 @@ class user_code:  # noqa: N801 (a function of a block, as contextlib.suppress)
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Errors of Yamame are one line already.
-        if error is None or isinstance(error, UsageError | OutsideError) or not is_failure(error):
+        if error is None or isinstance(error, self._passes) or not is_failure(error):
             return
         found = blame(error)
         if found is not None:

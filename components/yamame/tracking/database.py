@@ -4,10 +4,77 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.parse import unquote
 
+from yamame.checks import UsageError
+from yamame.files.paths import UnsafePathError, open_regular
+from yamame.system.installed import version_of
+
+SQLITE = "sqlite:///"
 _SCHEMA = Path(__file__).with_name("mlflow_schema.sql")
+_FIRST_BYTES = b"SQLite format 3\0"
+_TABLES = ("experiments", "runs", "metrics", "params", "tags")
+"""Tables that MLflow's database had in every version."""
+_USED = (
+    *_TABLES,
+    "experiment_tags",
+    "latest_metrics",
+    "logged_models",
+    "logged_model_tags",
+    "inputs",
+)
+
+
+class ForeignDatabaseError(UsageError):
+    """A file that is not a database of the installed version of MLflow.
+
+    Args:
+        uri: Address of the store.
+        reason: Difference to such a database.
+        remedy: Way to mend it.
+    """
+
+    def __init__(self, uri: str, reason: str, remedy: str | None = None) -> None:
+        message = f"must be a store that MLflow can use, got {uri}: {reason}"
+        super().__init__(message, key="tracking_uri", remedy=remedy)
+
+
+def database_of(tracking_uri: str) -> Path | None:
+    """Return the file of a SQLite store; None for another kind of store.
+
+    Raises:
+        ForeignDatabaseError: The address has options after a ``?``, which could name another file.
+    """
+    if not tracking_uri.startswith(SQLITE):
+        return None
+    name = tracking_uri.removeprefix(SQLITE)
+    if "?" in name:
+        remedy = "write a question mark in a file's name as %3F"
+        raise ForeignDatabaseError(tracking_uri, "it has options after '?'", remedy)
+    # SQLAlchemy, which opens the file, decodes the name in the same way.
+    return Path(unquote(name))
+
+
+def sqlite_uri(database: Path) -> str:
+    """Return the address of the store in a SQLite file.
+
+    >>> database_of(sqlite_uri(Path("/home/me/a%20b/mlflow.db")))
+    PosixPath('/home/me/a%20b/mlflow.db')
+    """
+    text = str(database)
+    # Other characters, as blanks, need no escape, and MLflow makes an empty folder beside one whose
+    # name is escaped.
+    if unquote(text) != text:
+        text = text.replace("%", "%25")
+    return f"{SQLITE}{text.replace('?', '%3F')}"
+
+
+def absolute_uri(tracking_uri: str) -> str:
+    """Make a relative SQLite path absolute, so that a run is found from another directory."""
+    database = database_of(tracking_uri)
+    return tracking_uri if database is None else sqlite_uri(database.resolve())
 
 
 @contextmanager
@@ -39,6 +106,90 @@ def check_opens(database: Path) -> None:
         sqlite3.Error: It cannot be opened.
     """
     sqlite3.connect(database).close()
+
+
+def check_is_store(database: Path, *, may_be_empty: bool) -> None:
+    """Check that an existing file is a database of the installed MLflow. It is only read.
+
+    MLflow would create its tables in any SQLite file, as in that of a browser, and add missing
+    tables to a database of another version.
+
+    Args:
+        database: The file.
+        may_be_empty: Accept a database without tables.
+
+    Raises:
+        ForeignDatabaseError: It is another file, a link, a pipe, a directory, or a database of
+            another version of MLflow.
+    """
+    uri = sqlite_uri(database)
+    try:
+        with open_regular(database) as file:
+            first = file.read(len(_FIRST_BYTES))
+    except UnsafePathError as error:
+        raise ForeignDatabaseError(uri, error.reason, "name another file") from error
+    if first and first != _FIRST_BYTES:
+        raise ForeignDatabaseError(uri, "the file is not a database of SQLite")
+
+    try:
+        kinds, revision = _read_schema(database)
+    except sqlite3.Error as error:
+        raise ForeignDatabaseError(uri, f"the file is damaged: {error}") from error
+    if not kinds and may_be_empty:
+        log = database.with_name(f"{database.name}-wal")
+        # Tables that were only just created may still be in the write-ahead log alone.
+        if log.exists() and log.stat().st_size > 0:
+            raise ForeignDatabaseError(uri, f"{log.name} holds changes of another program")
+        return
+
+    if revision is None or not kinds.keys() >= set(_TABLES):
+        reason = f"{database} is the database of another program, without the tables of MLflow"
+        raise ForeignDatabaseError(uri, reason, "name a new file")
+    for name in _USED:
+        # A view instead of a table, or a trigger, can make a query run forever.
+        if kinds.get(name, "table") != "table":
+            raise ForeignDatabaseError(uri, f"MLflow's table {name} is a {kinds[name]} there")
+    _check_revision(uri, revision)
+
+
+def _read_schema(database: Path) -> tuple[dict[str, str], str | None]:
+    """Return the kinds of tables and views by name, and MLflow's revision of the tables.
+
+    A table of which a trigger watches the changes has the kind ``trigger``, another than a plain
+    table the kind ``virtual``.
+    """
+    # An immutable file is read without locks and without the files that SQLite creates beside a
+    # database with a write-ahead log.
+    address = f"{database.absolute().as_uri()}?mode=ro&immutable=1"
+    with closing(sqlite3.connect(address, uri=True)) as opened:
+        kinds = {}
+        query = "select tbl_name, type, sql from sqlite_master order by type = 'trigger'"
+        for name, kind, sql in opened.execute(query):
+            if kind == "index":
+                continue
+            is_virtual = str(sql).upper().startswith("CREATE VIRTUAL")
+            kinds[str(name)] = "virtual" if is_virtual else str(kind)
+        revision = None
+        if kinds.get("alembic_version") == "table":
+            row = opened.execute("select * from alembic_version").fetchone()
+            revision = None if row is None else str(row[0])
+    return kinds, revision
+
+
+def _check_revision(uri: str, revision: str | None) -> None:
+    """Raise for a database of another version of MLflow."""
+    try:
+        from mlflow.store.db.utils import _get_latest_schema_revision
+    except ImportError:
+        return  # not MLflow's public interface: it may move, and MLflow checks most databases
+    expected = _get_latest_schema_revision()
+    if revision != expected:
+        raise ForeignDatabaseError(
+            uri,
+            f"it was written by another version of MLflow, its tables have the revision {revision} "
+            f"and MLflow {version_of('mlflow')} needs {expected}",
+            "copy the file, then bring it to this version with: mlflow db upgrade " + uri,
+        )
 
 
 def create_tables(database: Path) -> None:

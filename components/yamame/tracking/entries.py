@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from yamame.tracking.names import clean_key, is_inner_path, is_name
+from yamame.tracking.names import clean_key, is_inner_path
 
 _STATUSES = ("RUNNING", "FINISHED", "FAILED", "KILLED")
 _INT64 = 2**63
@@ -72,33 +72,33 @@ def _as_record(entry: Mapping[str, Any]) -> MetricRecord | None:
     if not isinstance(metrics, dict) or not metrics or not _is_int64(step):
         return None
     # The comparison is also false for NaN.
-    if seconds is None or not 0 <= seconds * 1000 < _INT64:
+    if seconds is None or not -_INT64 <= seconds * 1000 < _INT64:
         return None
 
     values = {}
     for name, value in metrics.items():
         number = _as_float(value)
-        if number is None or not is_name(name):
+        if number is None:
             return None
-        values[name] = number
-    return MetricRecord(step, seconds, values)
+        # Earlier versions also logged names that MLflow refuses.
+        values[clean_key(name)] = number
+    # A clock may be wrong, and MLflow refuses times before 1970.
+    return MetricRecord(step, max(0.0, seconds), values)
 
 
 def _is_valid(entry: Mapping[str, Any]) -> bool:
     """Return whether MLflow can store an entry that is no metrics."""
     match entry:
         case {"params": values} | {"tags": values}:
-            if not isinstance(values, dict) or not _is_flat(values):
-                return False
-            return all(is_name(clean_key(name)) for name in values)
+            return isinstance(values, dict) and _is_flat(values)
         case {"status": status, "ms": milliseconds}:
-            return status in _STATUSES and _is_int64(milliseconds) and milliseconds >= 0
+            return status in _STATUSES and _is_int64(milliseconds)
         case {"artifact": path, "folder": folder}:
             # Paths that lead out of the run are reported when the file is copied.
             is_inner = folder in (None, "") or (_is_path(folder) and is_inner_path(folder))
             return is_inner and _is_path(path)
         case {"model": path, "step": step, "mark": mark}:
-            is_unique_text = isinstance(mark, str) and is_name(mark)
+            is_unique_text = isinstance(mark, str) and clean_key(mark) == mark
             return is_unique_text and _is_path(path) and _is_int64(step)
         case {"table": file, "content": content}:
             if not isinstance(content, dict) or not _is_flat(content):

@@ -4,7 +4,8 @@ import fnmatch
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,9 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from yamame.checks import SettingError, UsageError, require_setting
-from yamame.system.messages import one_line
-from yamame.tracking.mlflow_store import absolute_uri, connect, database_of
+from yamame.files.paths import inside
+from yamame.system.messages import one_line, print_stderr
+from yamame.tracking.database import absolute_uri, database_of
+from yamame.tracking.mlflow_store import connect
 from yamame.tracking.pages import run_address
+from yamame.tracking.places import local_place, repository_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -36,6 +40,8 @@ the values of each session.
 PREFIXES = ("eval/", "train/", "cost/")
 """Prefixes of the metrics that are read."""
 _RUNS_PER_PAGE = 1000
+_SILENT_S = 5.0
+_LARGEST_FILE = 2**28
 _LARGEST = 1e300
 """MLflow stores an infinity as a larger number."""
 
@@ -138,20 +144,40 @@ class RunReader:
             is_found = any(_matches(run, pattern) for run in runs)
             require_setting("runs", pattern, is_found, "match a run by name or id")
         runs = [run for run in runs if any(_matches(run, pattern) for pattern in patterns)]
-        return [
-            self._history(run) for run in sorted(runs, key=lambda run: run.info.start_time or 0)
-        ]
+        runs.sort(key=lambda run: run.info.start_time or 0)
+
+        histories = []
+        printed_at = time.monotonic()
+        for number, run in enumerate(runs):
+            # A server is asked for each metric of each run, which may take minutes.
+            if time.monotonic() - printed_at > _SILENT_S:
+                printed_at = time.monotonic()
+                print_stderr(f"{number} of {len(runs)} runs are read")
+            histories.append(self._history(run))
+        return histories
 
     def artifact(self, run_id: str, name: str) -> bytes | None:
-        """Return the content of an artifact; None if the run does not have it."""
+        """Return the content of an artifact; None if the run does not have it.
+
+        A file of more than 256 MiB, or one that lies where the store should not have files, counts
+        as missing; the reason is printed.
+        """
         from mlflow.exceptions import MlflowException
 
         try:
             with tempfile.TemporaryDirectory() as folder:
-                if all(entry.path != name for entry in self.client.list_artifacts(run_id)):
+                files = _read_files(self.client, run_id, "", Path(folder), only=name)
+                if not files:
                     return None
-                return Path(self.client.download_artifacts(run_id, name, folder)).read_bytes()
+                size = files[0].stat().st_size
+                if size > _LARGEST_FILE:
+                    print_stderr(f"{run_id}: {name} is not read, it has {size} bytes")
+                    return None
+                return files[0].read_bytes()
         except (MlflowException, OSError):
+            return None
+        except UsageError as error:
+            print_stderr(f"{run_id}: {name} is not read: {error}")
             return None
 
     def _search(self) -> list["Run"]:
@@ -175,11 +201,11 @@ class RunReader:
             problem = one_line(error)
         return RunHistory(
             run_id=run.info.run_id,
-            name=run.info.run_name or "",
+            name=_encodable(run.info.run_name or ""),
             status=run.info.status,
             started_ms=run.info.start_time or 0,
-            params=dict(run.data.params),
-            tags=dict(run.data.tags),
+            params=_all_encodable(run.data.params),
+            tags=_all_encodable(run.data.tags),
             metrics=metrics,
             page=run_address(self.client.tracking_uri, self.experiment_id, run.info.run_id),
             problem=problem,
@@ -247,13 +273,13 @@ def _matches(run: "Run", pattern: str) -> bool:
 
 
 def download_artifacts(tracking_uri: str, run_id: str, folder: str, target: Path) -> list[Path]:
-    """Copy the files of an artifact folder of a run, sorted by name.
+    """Return the files of an artifact folder of a run, sorted by name.
 
     Args:
         tracking_uri: Address of the store.
         run_id: MLflow's id of the run.
         folder: Artifact folder. A folder that does not exist has no files.
-        target: Local directory of the copies.
+        target: Local directory of copies. Files that lie on this machine are not copied.
 
     Raises:
         UsageError: There is no such store, or no such run in it.
@@ -264,23 +290,62 @@ def download_artifacts(tracking_uri: str, run_id: str, folder: str, target: Path
     from mlflow.exceptions import MlflowException
 
     try:
-        client.get_run(run_id)
-        names = sorted(
-            item.path for item in client.list_artifacts(run_id, folder) if not item.is_dir
-        )
-        return [Path(client.download_artifacts(run_id, name, str(target))) for name in names]
+        return _read_files(client, run_id, folder, target)
     except MlflowException as error:
         store = absolute_uri(tracking_uri)
         message = f"{problem} no run in the MLflow store {store}: {one_line(error)}"
         raise UsageError(message) from error
 
 
+def _read_files(
+    client: "MlflowClient", run_id: str, folder: str, target: Path, *, only: str | None = None
+) -> list[Path]:
+    """Return the files of an artifact folder, sorted by name; those of a server are copied.
+
+    Args:
+        client: Client of the store.
+        run_id: MLflow's id of the run.
+        folder: Artifact folder; empty for the root.
+        target: Local directory of copies.
+        only: Name of the only file that is wanted; None for all.
+
+    Raises:
+        MlflowException: The store has no such run, or does not answer.
+        UsageError: The store names a place that it should not have (`repository_of`).
+    """
+    uri = client.get_run(run_id).info.artifact_uri
+    place = local_place(client.tracking_uri, run_id, uri)
+    if place is not None:
+        home = inside(place, folder) if folder else place
+        entries = sorted(home.iterdir()) if home.is_dir() else []
+        # Nothing in the place is a link or a pipe.
+        files = [path for path in entries if path.is_file()]
+        return [path for path in files if only in (None, path.name)]
+
+    repository = repository_of(client.tracking_uri, run_id, uri)
+    names = sorted(item.path for item in repository.list_artifacts(folder) if not item.is_dir)
+    copies = []
+    for name in names:
+        if only in (None, name):
+            copies.append(Path(repository.download_artifacts(name, str(target))))
+    return copies
+
+
+def _encodable(text: str) -> str:
+    """Return a text whose lone surrogates, as JSON can hold, are written as escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _all_encodable(values: Mapping[str, str]) -> dict[str, str]:
+    return {_encodable(name): _encodable(value) for name, value in values.items()}
+
+
 def _connect_to_existing(tracking_uri: str, problem: str) -> "MlflowClient":
     """Return a client of a store; raise ``problem`` if its database does not exist."""
     # MLflow would create a missing database.
     database = database_of(tracking_uri)
-    if database is not None and not database.is_file():
+    if database is not None and not database.exists():
         raise UsageError(problem)
     # A report makes thousands of requests and can be repeated, so failures are reported early.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    return connect(absolute_uri(tracking_uri))
+    return connect(absolute_uri(tracking_uri), may_create=False)

@@ -11,12 +11,13 @@ import os
 import re
 import sqlite3
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import uuid4
 
@@ -25,11 +26,21 @@ from yamame.files.atomic import TEMPORARY_SUFFIX, is_left_behind
 from yamame.files.run_directory import check_folder
 from yamame.system.garbage import collection_paused
 from yamame.system.messages import one_line, print_stderr
-from yamame.tracking.database import check_opens, create_tables, exclusive_access
+from yamame.tracking.database import SQLITE as SQLITE
+from yamame.tracking.database import (
+    ForeignDatabaseError,
+    check_is_store,
+    check_opens,
+    create_tables,
+    exclusive_access,
+    sqlite_uri,
+)
+from yamame.tracking.database import absolute_uri as absolute_uri
+from yamame.tracking.database import database_of as database_of
 from yamame.tracking.names import clean_key as clean_key
 from yamame.tracking.names import clean_value as clean_value
 from yamame.tracking.pages import EXPERIMENT_TAGS
-from yamame.tracking.places import is_place_of, lies_in
+from yamame.tracking.places import lies_in, repository_of
 from yamame.tracking.summary import Status
 
 if TYPE_CHECKING:
@@ -37,12 +48,13 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-SQLITE = "sqlite:///"
 METRICS_PER_BATCH = 1000
 _ITEMS_PER_BATCH = 100
 RUN_TAG = "yamame.run_uuid"
 """Tag with the number that a run directory gave its run before the run existed."""
 _MARK_TAG = "yamame.mark"
+_REFUSED_TAG = "yamame.refused"
+"""Tag of a run of which MLflow refused an entry, at least once."""
 _TABLES_TAG = "mlflow.loggedArtifacts"
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -52,21 +64,6 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-
-
-def database_of(tracking_uri: str) -> Path | None:
-    """Return the file of a SQLite store; None for another kind of store."""
-    if not tracking_uri.startswith(SQLITE):
-        return None
-    return Path(tracking_uri.removeprefix(SQLITE))
-
-
-def absolute_uri(tracking_uri: str) -> str:
-    """Make a relative SQLite path absolute, so that a run is found from another directory."""
-    database = database_of(tracking_uri)
-    if database is None:
-        return tracking_uri
-    return f"{SQLITE}{database.resolve()}"
 
 
 class NoAnswerError(UsageError):
@@ -116,9 +113,9 @@ class MLflowRun:
 
         database = database_of(tracking_uri)
         # MLflow would create a database that is missing.
-        gone = database is not None and not database.is_file()
+        gone = database is not None and not os.path.lexists(database)
         if not gone:
-            client = connect(tracking_uri)
+            client = connect(tracking_uri, may_create=False)
             with _answering(tracking_uri):
                 try:
                     info = client.get_run(run_id).info
@@ -143,9 +140,9 @@ class MLflowRun:
             NoAnswerError: The store does not answer.
         """
         database = database_of(tracking_uri)
-        if database is not None and not database.is_file():
+        if database is not None and not os.path.lexists(database):
             return None
-        client = connect(tracking_uri)
+        client = connect(tracking_uri, may_create=False)
         with _answering(tracking_uri):
             experiment_id = _find_experiment(client, tracking_uri, experiment)
             if experiment_id is None:
@@ -175,7 +172,7 @@ class MLflowRun:
             self.client.log_batch(self.run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Store the parameters that the run does not have yet."""
+        """Store the parameters that the run does not have yet, a hundred in one request."""
         from mlflow.entities import Param
 
         known = self.client.get_run(self.run_id).data.params
@@ -203,13 +200,10 @@ class MLflowRun:
             folder: Artifact folder; None for the root.
             home: The run directory.
         """
-        # A run directory and a store may be a stranger's, and name any file of this machine.
-        if not lies_in(home, path) or not self._takes_files(path):
-            return
-        if path.is_dir():
-            self.client.log_artifacts(self.run_id, str(path), folder)
-        else:
-            self.client.log_artifact(self.run_id, str(path), folder)
+        # A run directory may be a stranger's, and name any file of this machine.
+        if lies_in(home, path):
+            uri = self.client.get_run(self.run_id).info.artifact_uri
+            self._store_files(self.run_id, uri, path, folder)
 
     def log_model(self, path: Path, *, step: int, mark: str, home: Path) -> None:
         """Store an MLflow model as output of the run.
@@ -247,25 +241,51 @@ class MLflowRun:
             )
             return
 
-        if is_place_of(model.model_id, model.artifact_location, path):
-            self.client.log_model_artifacts(model.model_id, str(path))
+        if self._store_files(model.model_id, model.artifact_location, path, None):
             self.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
             self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, step=step)])
 
-    def _takes_files(self, what: object) -> bool:
-        return is_place_of(self.run_id, self.client.get_run(self.run_id).info.artifact_uri, what)
+    def _store_files(self, owner: str, uri: str, path: Path, folder: str | None) -> bool:
+        """Store a file or directory of a run or model; return False, with a warning, if ``uri`` is
+        not its place.
+        """
+        try:
+            repository = repository_of(self.client.tracking_uri, owner, uri)
+        except UsageError as error:
+            print_stderr(f"{path.name}: not stored, {error}")
+            return False
+        if path.is_dir():
+            repository.log_artifacts(str(path), folder)
+        else:
+            repository.log_artifact(str(path), folder)
+        return True
 
     def log_table(self, file: str, content: Mapping[str, Any]) -> None:
         """Store a table, in place of a table with the same name."""
-        if not self._takes_files(file):
-            return
+        uri = self.client.get_run(self.run_id).info.artifact_uri
+        name = PurePosixPath(file)
+        folder = None if name.parent == PurePosixPath() else str(name.parent)
         # Not MLflow's ``log_table``, which appends to a table of the same name. Its pages find
         # tables by a tag.
-        self.client.log_dict(self.run_id, dict(content), file)
+        with tempfile.TemporaryDirectory() as temporary:
+            path = Path(temporary, name.name)
+            path.write_text(json.dumps(dict(content), indent=2))
+            if not self._store_files(self.run_id, uri, path, folder):
+                return
         known = json.loads(self.client.get_run(self.run_id).data.tags.get(_TABLES_TAG, "[]"))
         entry = {"path": file, "type": "table"}
         if entry not in known:
             self.client.set_tag(self.run_id, _TABLES_TAG, json.dumps([*known, entry]))
+
+    def takes_entries(self) -> bool:
+        """Return whether the store takes an entry of this run that is certainly correct."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.client.set_tag(self.run_id, _REFUSED_TAG, "see mlflow.refused.jsonl")
+        except MlflowException:
+            return False
+        return True
 
     def set_status(self, status: Status | Literal["RUNNING"], ms: int | None = None) -> None:
         """Store how the run ended, or that it is running.
@@ -277,22 +297,31 @@ class MLflowRun:
         if status == "RUNNING":
             self.client.update_run(self.run_id, status=status)
         else:
-            self.client.set_terminated(self.run_id, status=status, end_time=ms)
+            end = None if ms is None else max(0, ms)
+            self.client.set_terminated(self.run_id, status=status, end_time=end)
 
 
-def connect(tracking_uri: str) -> "MlflowClient":
+def connect(tracking_uri: str, *, may_create: bool = True) -> "MlflowClient":
     """Return a client of a store, which is created if it is a SQLite database that is missing.
 
     MLflow then prints no log lines, progress bars or warnings, and sends no usage statistics. A
     request to a server is made once and waits ten seconds, unless MLflow's environment variables
     set other values.
 
+    Args:
+        tracking_uri: The store.
+        may_create: Create a SQLite database that is missing, and tables in an empty one.
+
     Raises:
         NoAnswerError: MLflow cannot use the store.
+        ForeignDatabaseError: The file of a SQLite store is none of the installed MLflow. It is not
+            changed.
     """
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     database = database_of(tracking_uri)
+    if database is not None and not may_create and not os.path.lexists(database):
+        raise ForeignDatabaseError(tracking_uri, "there is no such file")
     is_imported = "mlflow.tracking" in sys.modules
     with (
         _answering(tracking_uri),
@@ -301,8 +330,8 @@ def connect(tracking_uri: str) -> "MlflowClient":
         nullcontext() if is_imported else collection_paused(),
     ):
         warnings.simplefilter("ignore")
-        if database is not None and database.exists():
-            check_opens(database)
+        if database is not None and os.path.lexists(database):
+            check_is_store(database, may_be_empty=may_create)
 
         from mlflow.tracking import MlflowClient
 
@@ -370,11 +399,11 @@ def _create_database(database: Path) -> None:
     check_opens(from_schema)
     try:
         create_tables(from_schema)
-        MlflowClient(f"{SQLITE}{from_schema}").search_experiments(max_results=1)
+        MlflowClient(sqlite_uri(from_schema)).search_experiments(max_results=1)
     except Exception:
         # A version of MLflow that does not know these tables, or alembic for it, refuses them.
         from_schema.unlink()
-        MlflowClient(f"{SQLITE}{migrated}").search_experiments(max_results=1)
+        MlflowClient(sqlite_uri(migrated)).search_experiments(max_results=1)
         migrated.rename(database)
     else:
         from_schema.rename(database)

@@ -10,14 +10,17 @@ created.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from yamame.checks import UsageError
 from yamame.files.atomic import read_json, write_json
-from yamame.tracking.mlflow_store import RUN_TAG, SQLITE, MLflowRun, NoAnswerError, database_of
+from yamame.tracking.database import database_of, sqlite_uri
+from yamame.tracking.mlflow_store import RUN_TAG, MLflowRun, NoAnswerError
 
 RUN_FILE = "mlflow.json"
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def read_record(directory: Path) -> dict[str, str]:
@@ -46,9 +49,14 @@ def read_record(directory: Path) -> dict[str, str]:
     needed = ["tracking_uri"]
     # Without an id the run is found by its number.
     needed += ["run_id"] if "run_id" in record else ["experiment", "run_uuid"]
+    needed += ["relative_path"] if "relative_path" in record else []
     for key in needed:
         if not isinstance(record.get(key), str):
             raise UsageError(f"{path}: {key} is missing or no text", remedy=remedy)
+    # They become part of queries, and the id part of a path.
+    for key in ("run_id", "run_uuid"):
+        if not _ID.fullmatch(record.get(key, "0")):
+            raise UsageError(f"{path}: {key} must be letters and digits", remedy=remedy)
     return record
 
 
@@ -62,14 +70,14 @@ def write_record(directory: Path, record: Mapping[str, str]) -> None:
     write_json(directory / RUN_FILE, record)
 
 
-def open_run(directory: Path, *, tracking_uri: str | None = None) -> MLflowRun | None:
+def open_run(directory: Path, *, tracking_uri: str) -> MLflowRun | None:
     """Open the MLflow run of a run directory, in its server or the first of its SQLite stores that
     holds it.
 
     Args:
         directory: The run directory.
-        tracking_uri: The store of new runs, to which this run may have been moved. If the run is on
-            a server, this must be the same server.
+        tracking_uri: The store that the user named, to which this run may have been moved. If the
+            run is on a server, this must be the same server.
 
     Returns:
         The run; None if it was never created.
@@ -79,6 +87,7 @@ def open_run(directory: Path, *, tracking_uri: str | None = None) -> MLflowRun |
         UsageError: The store is missing, is another server, or does not hold the run any more.
     """
     record = read_record(directory)
+    check_named(record, tracking_uri)
     if "run_id" not in record:
         # A process may have created it and died before it recorded the id.
         run = MLflowRun.find(
@@ -105,33 +114,51 @@ def open_run(directory: Path, *, tracking_uri: str | None = None) -> MLflowRun |
     return run
 
 
-def _stores(directory: Path, record: Mapping[str, str], tracking_uri: str | None) -> list[str]:
+def check_named(record: Mapping[str, str], tracking_uri: str) -> None:
+    """Raise if a run is recorded on another server than the store that the user named.
+
+    A server that only the record names may be a stranger's, who would get the credentials in the
+    user's environment.
+
+    Args:
+        record: The record.
+        tracking_uri: The store that the user named on the command line, in conf or in the
+            environment.
+
+    Raises:
+        UsageError: They differ.
+    """
+    recorded = record["tracking_uri"]
+    is_named = recorded.rstrip("/") == tracking_uri.rstrip("/")
+    if database_of(recorded) is None and not is_named:
+        raise UsageError(
+            f"MLflowTracker: the run is recorded in {recorded}, the store given is {tracking_uri}",
+            remedy=f"if it is yours, set MLFLOW_TRACKING_URI={recorded}",
+        )
+
+
+def _stores(directory: Path, record: Mapping[str, str], tracking_uri: str) -> list[str]:
     """Return the server of a run, or those of its SQLite databases that exist."""
     recorded = record["tracking_uri"]
     database = database_of(recorded)
     if database is None:
-        # A server that only the record names may be a stranger's, who would get the credentials in
-        # the user's environment.
-        if tracking_uri not in (None, recorded):
-            raise UsageError(
-                f"MLflowTracker: the run is recorded in {recorded}, the store given is "
-                f"{tracking_uri}",
-                remedy=f"if it is yours, set MLFLOW_TRACKING_URI={recorded}",
-            )
         return [recorded]
 
     candidates = []
     if "relative_path" in record:
-        candidates.append((directory.resolve() / record["relative_path"]).resolve())
+        # Links are not resolved, so that one is refused when it is opened.
+        path = os.path.normpath(directory.resolve() / record["relative_path"])
+        candidates.append(Path(path))
     candidates.append(database)
-    own = None if tracking_uri is None else database_of(tracking_uri)
+    own = database_of(tracking_uri)
     if own is not None:
         candidates.append(own)
 
     existing: list[str] = []
     for candidate in candidates:
-        uri = f"{SQLITE}{candidate}"
-        if candidate.is_file() and uri not in existing:
+        uri = sqlite_uri(candidate)
+        # A pipe, or a link to nowhere, is refused when it is opened.
+        if os.path.lexists(candidate) and uri not in existing:
             existing.append(uri)
     if not existing:
         places = " or ".join(map(str, dict.fromkeys(candidates)))

@@ -25,6 +25,7 @@ from yamame.tracking.follower import Batch, Follower
 from yamame.tracking.log import METRICS_FILE
 from yamame.tracking.mlflow_store import MLflowRun, database_of
 from yamame.tracking.record import RUN_FILE, read_record
+from yamame.tracking.refusals import Refusals
 from yamame.tracking.thinning import Thinning
 
 ENTRIES_FILE = "mlflow.jsonl"
@@ -39,7 +40,8 @@ class Sender:
     """Sends the files of a run directory to MLflow, in a thread once `start` was called.
 
     The thread is the only part of a run that waits for MLflow. It sends lines in their order and
-    repeats each request until the store has taken it.
+    repeats each request until the store has taken it, or has refused it for good
+    (`yamame.tracking.refusals`).
 
     Create it before anything is appended to the files: offsets that are older or newer than the
     files, as in a restored copy, are recognised by the sizes of the files.
@@ -74,6 +76,7 @@ class Sender:
         entries_offset = offsets.get(ENTRIES_FILE, 0)
         self._metrics = Follower(directory / METRICS_FILE, parse_metrics, metrics_offset)
         self._entries = Follower(directory / ENTRIES_FILE, parse_entry, entries_offset)
+        self._refusals = Refusals(directory)
         self._thinning: Thinning | None = None
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -184,7 +187,7 @@ class Sender:
             if self.run is None:
                 self.run = self._connect()
             if batch.entry is not None:
-                _send_entry(self.run, batch.entry, self.directory)
+                self._send_entry(self.run, batch.entry)
             else:
                 self._send_points(self.run, batch)
 
@@ -210,12 +213,44 @@ class Sender:
                 if self._thinning.accept(name, record.step):
                     points.append((name, value, milliseconds, record.step))
         try:
-            run.log_metrics(points)
+            self._refusals.store(run, points, run.log_metrics, _describe_point)
         except BaseException:
             # The store may have accepted some points before it failed, so its last steps are read
             # again.
             self._thinning = None
             raise
+
+    def _send_entry(self, run: MLflowRun, entry: Mapping[str, Any]) -> None:
+        """Store an entry that is no metrics, as `parse_entry` returned it."""
+        match entry:
+            case {"params": values}:
+                self._send_values(run, "params", values, run.log_params)
+            case {"tags": values}:
+                self._send_values(run, "tags", values, run.log_tags)
+            case _:
+                kind = next(iter(entry))
+                name = f"the {kind} {entry[kind]}"
+                self._refusals.store(
+                    run,
+                    [entry],
+                    lambda entries: _store_entry(run, entries[0], self.directory),
+                    lambda entry: (name, entry),
+                )
+
+    def _send_values(
+        self,
+        run: MLflowRun,
+        kind: str,
+        values: Mapping[str, Any],
+        store: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        """Store parameters or tags."""
+        self._refusals.store(
+            run,
+            list(values.items()),
+            lambda items: store(dict(items)),
+            lambda item: (f"the {kind[:-1]} {item[0]!r}", {kind: dict([item])}),
+        )
 
     def _write_offsets(self) -> None:
         offsets: dict[str, Any] = {
@@ -262,13 +297,16 @@ def _is_status(batch: Batch) -> bool:
     return batch.entry is not None and "status" in batch.entry
 
 
-def _send_entry(run: MLflowRun, entry: Mapping[str, Any], home: Path) -> None:
-    """Store an entry that is no metrics, as `parse_entry` returned it."""
+def _describe_point(point: tuple[str, float, int, int]) -> tuple[str, dict[str, Any]]:
+    """Return the name of a point of a metric, and the point as a line of ``metrics.jsonl``."""
+    name, value, milliseconds, step = point
+    entry = {"step": step, "time": milliseconds / 1000, "metrics": {name: value}}
+    return f"the metric {name!r}", entry
+
+
+def _store_entry(run: MLflowRun, entry: Mapping[str, Any], home: Path) -> None:
+    """Store a status, file, model or table."""
     match entry:
-        case {"params": params}:
-            run.log_params(params)
-        case {"tags": tags}:
-            run.log_tags(tags)
         case {"status": status, "ms": milliseconds}:
             run.set_status(status, milliseconds)
         case {"artifact": path, "folder": folder}:

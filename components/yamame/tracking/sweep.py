@@ -90,7 +90,7 @@ def _log_objectives(run: MLflowRun, objectives: Mapping[int, float | None]) -> N
     """Store the finite objectives of jobs that have none yet, by the number of the job."""
     # The same command may have stored objectives before, and the job itself, too.
     stored = {point.step for point in run.client.get_metric_history(run.run_id, "objective")}
-    now = int(time.time() * 1000)
+    now = max(0, int(time.time() * 1000))
     points = []
     for number, objective in objectives.items():
         if number in stored or objective is None or not math.isfinite(objective):
@@ -150,7 +150,7 @@ def _log_groups(run: MLflowRun, jobs: Mapping[int, Mapping[str, Any]]) -> None:
         if len(groups) > 1:
             metrics[f"mean/{name}"] = fmean(values)
 
-    now = int(time.time() * 1000)
+    now = max(0, int(time.time() * 1000))
     run.log_metrics([(clean_key(name), value, now, 0) for name, value in metrics.items()])
     run.log_tags({"mlflow.note.content": "\n".join(table)})
 

@@ -6,11 +6,12 @@ a signal.
 """
 
 import contextlib
+import math
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,7 @@ from yamame.tracking.history import CHANGED_TAG
 from yamame.tracking.log import METRICS_FILE, JsonLines
 from yamame.tracking.machine import machine
 from yamame.tracking.mlflow_store import RUN_TAG, MLflowRun, NoAnswerError, absolute_uri
-from yamame.tracking.names import clean_key, is_inner_path, is_name
+from yamame.tracking.names import clean_key, is_inner_path, is_renamed
 from yamame.tracking.pages import run_address, ui_command
 from yamame.tracking.record import RUN_FILE, open_run, read_record, write_record
 from yamame.tracking.sender import ENTRIES_FILE, Sender
@@ -196,7 +197,7 @@ class MLflowTracker(Tracker):
         # Before anything is appended: it compares its offsets with the sizes of the files.
         sender = Sender(
             directory,
-            lambda: _existing(open_run(directory), directory),
+            lambda: _existing(open_run(directory, tracking_uri=tracking_uri), directory),
             run=run,
             pause_s=self.flush_s,
         )
@@ -209,7 +210,7 @@ class MLflowTracker(Tracker):
         is_new = run is None and "run_id" not in read_record(directory)
         if is_new:
             try:
-                sender.run = _create_run(directory, name=name, tags=present)
+                sender.run = _create_run(directory, tracking_uri, name=name, tags=present)
             except UsageError:
                 log.close()
                 entries.close()
@@ -258,10 +259,10 @@ class MLflowTracker(Tracker):
         values = {}
         for name, value in {**metrics, **sampled}.items():
             if name not in self._keys:
-                self._keys[name] = _storable_key("metric", name)
+                self._keys[name] = _storable_key("metric", name, self._keys.values())
             key = self._keys[name]
             if key is not None:
-                values[key] = float(value)
+                values[key] = _as_float(value)
         if values:
             log.append({"step": step, "time": round(time.time(), 3), "metrics": values})
 
@@ -390,9 +391,15 @@ def _open_recorded(directory: Path, tracking_uri: str) -> MLflowRun | None:
         return None
 
 
-def _create_run(directory: Path, *, name: str, tags: Mapping[str, str]) -> MLflowRun:
-    """Create the MLflow run that the record of a run directory announces."""
-    record = read_record(directory)
+def _create_run(
+    directory: Path, tracking_uri: str, *, name: str, tags: Mapping[str, str]
+) -> MLflowRun:
+    """Create the MLflow run that the record of a run directory announces.
+
+    It is created in the store that the user named: a stranger's record could name any file.
+    """
+    record = {**read_record(directory), "tracking_uri": tracking_uri}
+    write_record(directory, record)
     run = MLflowRun.create(
         record["tracking_uri"],
         record["experiment"],
@@ -404,20 +411,42 @@ def _create_run(directory: Path, *, name: str, tags: Mapping[str, str]) -> MLflo
 
 
 def _storable(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with names that MLflow stores, and warn about the others."""
-    return {name: value for name, value in values.items() if _storable_key(kind, name) is not None}
+    """Return the values by names that MLflow stores, and warn about the others."""
+    stored: dict[str, Any] = {}
+    for name, value in values.items():
+        key = _storable_key(kind, name, stored)
+        if key is not None:
+            stored[key] = value
+    return stored
 
 
-def _storable_key(kind: str, name: str) -> str | None:
-    """Return the name under which MLflow stores a value; None, with a warning, if it refuses it."""
+def _storable_key(kind: str, name: str, taken: Collection[str | None]) -> str | None:
+    """Return the name under which MLflow stores a value, with a warning if it is another one.
+
+    Args:
+        kind: Kind of the value, for the warning.
+        name: Name that was logged.
+        taken: Names that MLflow has from other logged names.
+
+    Returns:
+        The name; None if another value has it.
+    """
     key = clean_key(name)
     shown = f"{kind} {format_value(name)}"
-    if not is_name(key):
-        print_stderr(f"{shown}: not logged, MLflow takes names like 'train/loss', without '..'")
+    if key in taken:
+        print_stderr(f"{shown}: not logged, MLflow has another {kind} of the name {key}")
         return None
-    if len(key) < len(name):
-        print_stderr(f"{shown}: the name is too long for MLflow, logged as {key}")
+    if is_renamed(name):
+        print_stderr(f"{shown}: logged as {key}, MLflow does not take such a name")
     return key
+
+
+def _as_float(value: float) -> float:
+    """Return a number as float; an infinity for an integer beyond floats."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _made_by() -> dict[str, str]:
@@ -429,5 +458,5 @@ def _made_by() -> dict[str, str]:
 
 
 def _milliseconds() -> int:
-    """Return the time in milliseconds since 1970."""
-    return int(time.time() * 1000)
+    """Return the time in milliseconds since 1970; 0 if a wrong clock shows an earlier time."""
+    return max(0, int(time.time() * 1000))

@@ -89,7 +89,7 @@ def check_step(
     keys: TrajectoryKeys,
     last: "LastStep | None",
     is_first: bool,
-) -> "LastStep | None":
+) -> "LastStep":
     """Check the layout of a step, and on a CPU that it continues the episodes of the last one.
 
     Args:
@@ -101,7 +101,7 @@ def check_step(
         is_first: True if there is no memory yet, and none was dropped on purpose.
 
     Returns:
-        Marks of this step, ``last`` itself if it has its layout; None on other devices.
+        Marks of this step, ``last`` itself if it has its layout; on other devices only its layout.
 
     Raises:
         ArgumentError: It is no step, or belongs to another stream of steps.
@@ -116,7 +116,7 @@ def check_step(
         if last is not None and last.shape != shape:
             last = None
     if not is_init.is_cpu:
-        return None
+        return LastStep(shape, batch_size) if last is None else last
 
     step_index = tensordict.get(keys.step_index, None)
     ids = tensordict.get(TRAJ_IDS, None) if TRAJ_IDS[0] in tensordict.keys() else None
@@ -163,6 +163,7 @@ def check_step_layout(
         ArgumentError: It may be a batch of sequences.
     """
     reason = None
+    remedy = RECURRENT_REMEDY
     if "time" in _names(tensordict):
         reason = "with a dimension named 'time'"
     else:
@@ -174,12 +175,13 @@ def check_step_layout(
                 reason = "that holds the outcomes of its steps (in 'next')"
             elif is_first and (is_nested or has_outcome) and not bool(is_init.all()):
                 reason = "that begins within episodes (is_init)"
+                remedy += ", or call reset_memory() to let envs begin here with an empty memory"
             elif is_other and not bool(is_init.all()):
                 assert last is not None
                 reason = f"after steps of {list(last.shape)} envs"
     got = f"a batch {list(shape)} {reason}"
     condition = "be one timestep of envs [*N]"
-    require(owner, "a step", got, reason is None, condition, remedy=RECURRENT_REMEDY)
+    require(owner, "a step", got, reason is None, condition, remedy=remedy)
 
 
 def _names(tensordict: TensorDictBase) -> list[str | None]:

@@ -102,7 +102,6 @@ class HostedEnv(ContextEnv):
         self._bounds: Outside = bounds
         # Entries with a value outside of its bounds, which are reported once.
         self._remarked: set[int] = set()
-        self._told_late_key = False
         self._spaces = self._read(success)
         self._current = Timestep(self._spaces, time_limit)
         self._failures = FailureCount(workers)
@@ -353,8 +352,7 @@ class HostedEnv(ContextEnv):
             stepped = list(range(count))
             outcome = player.step(stepped, batch)
         self._report_outside(outcome, stepped)
-        if outcome.late_key is not None and not self._told_late_key:
-            self._told_late_key = True
+        if outcome.late_key is not None:
             print_once(
                 f"{self.label}: infos have {outcome.late_key!r} where episodes end, but not at "
                 f"their first step, so no success is shown: set env.success={outcome.late_key}"

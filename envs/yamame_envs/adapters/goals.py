@@ -23,6 +23,7 @@ from yamame.system.messages import described
 from yamame_envs.adapters.gym import Gym
 from yamame_envs.adapters.registered import make_registered
 from yamame_envs.adapters.spaces import Array
+from yamame_envs.adapters.values import read_flag, read_info
 from yamame_envs.adapters.workers import Workers
 
 _GOALS = ("desired_goal", "achieved_goal")
@@ -103,9 +104,10 @@ class SingleGoal(gymnasium.Wrapper):
         goal = self._scaled(observation["desired_goal"]).astype(np.float64)
         achieved = self._scaled(observation["achieved_goal"]).astype(np.float64)
         reached = bool(np.square(achieved - goal).sum() <= 1.0)
-        info = {**info, "success": reached}
+        info = {**read_info(info), "success": reached}
         shown = self._shown(observation, reached=reached)
-        return shown, float(reached), bool(terminated) or reached, bool(truncated), info
+        is_over = read_flag(terminated, "terminated") or reached
+        return shown, float(reached), is_over, read_flag(truncated, "truncated"), info
 
     def _shown(self, observation: Mapping[str, Any], *, reached: bool) -> dict[str, Any]:
         shown = {name: value for name, value in observation.items() if name not in _GOALS}

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from yamame_envs.adapters.values import read_flag, read_info, read_reward
 from yamame_envs.suites.global_random import GlobalRandom
 
 _SEEDED = ("gymnasium.", "yamame_envs.")
@@ -138,7 +139,8 @@ class Domain:
         """Step the environment; return the observation, the reward, the end flag and the info."""
         with self._random or nullcontext():
             seen, reward, terminated, truncated, info = self.env.step(self._decode(action))
-        return self._flat(seen), float(reward), bool(terminated or truncated), info
+        is_over = read_flag(terminated, "terminated") or read_flag(truncated, "truncated")
+        return self._flat(seen), read_reward(reward), is_over, dict(read_info(info))
 
     def _flat(self, seen: Any) -> npt.NDArray[np.float32]:
         return np.asarray(spaces.flatten(self.env.observation_space, seen), dtype=np.float32)

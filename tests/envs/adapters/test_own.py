@@ -8,11 +8,17 @@ import torch
 from torchrl.envs import check_env_specs
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD
 from yamame.replay import Relabel, pack
+from yamame.system.messages import begin_lines
 from yamame_envs import Gym, GymGoals, RepeatedTrials, Workers
 from yamame_envs.adapters.goals import SingleGoal
 from yamame_envs.adapters.task import TaskWrapper
 
 REACH, SLOT = "own_envs:own/PointReach-v0", "own_envs:own/Slot-v0"
+
+
+@pytest.fixture(autouse=True)
+def a_run_of_its_own():
+    begin_lines()
 
 
 def lever(number):

@@ -5,11 +5,12 @@ from fractions import Fraction
 
 import gymnasium
 import numpy as np
+import own_envs
 import pytest
 import torch
 from gymnasium import spaces
 from yamame.system.messages import OutsideError
-from yamame_envs import Gym, HostedEnv, Workers
+from yamame_envs import Gym, GymGoals, HostedEnv, MultiDomain, Workers
 
 
 class Returning(gymnasium.Env):
@@ -156,6 +157,24 @@ def test_another_flag_is_refused_by_name_and_never_cast(name, value):
     # Nobody reads it here.
     if name == "success":
         assert not stepped(success=None, **parts_with(name, value))["done"].any()
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+def test_wrappers_of_this_package_cast_no_flags_either(name):
+    class Strange(own_envs.PointReach):
+        def step(self, action):
+            shown, reward, *_ = super().step(action)
+            flags = {"terminated": False, "truncated": np.array([False]), name: "no"}
+            return shown, reward, *flags.values(), None
+
+    made = {"values/Reach-v0": Strange, "values/Domain-v0": lambda: Returning(**{name: "no"})}
+    for id, entry_point in made.items():
+        gymnasium.register(id, entry_point=entry_point)
+    for env in (GymGoals(id="values/Reach-v0"), MultiDomain(ids="values/Domain-v0")):
+        with pytest.raises(OutsideError, match=f"{name} must be true or false, got 'no'"):
+            env.rollout(2)
+    for id in made:
+        del gymnasium.registry[id]
 
 
 def test_a_wrong_value_costs_an_env_its_episode_and_no_other():

@@ -45,10 +45,10 @@ class TrajectoryFollower(Storage):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         path = Path(path).absolute()
-        check_tree(path)
         manifests = read_manifests(path)
         if not manifests:
             raise ValueError(f"TrajectoryFollower: path must hold trajectories, got {path}")
+        check_tree(path)
         super().__init__(max_size=manifests[0]["capacity"])
         self.path = path
         self._segments: dict[int, Segment] = {}

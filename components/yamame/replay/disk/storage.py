@@ -106,7 +106,6 @@ class TrajectoryStorage(TrajectoryFollower):
         resume: bool = False,
     ) -> None:
         path = Path(path).absolute()
-        check_tree(path)
         manifests = read_manifests(path)
         if owner is None:
             owner = manifests[0]["owner"] if manifests else ""
@@ -118,6 +117,7 @@ class TrajectoryStorage(TrajectoryFollower):
                 require(STORE, name, value, value == stored, f"be {stored!r} as in {path}")
             require(STORE, "path", str(path), resume, "be new or empty unless resume=True")
 
+        check_tree(path)
         path.mkdir(parents=True, exist_ok=True)
         self._unlock = weakref.finalize(self, os.close, lock(path))
         if not manifests:
