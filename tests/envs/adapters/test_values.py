@@ -86,7 +86,7 @@ NO_NUMBERS = [
     {"reward": 1.0},
     np.ma.masked,
     np.ma.array([1.0], mask=[True]),
-    object(),
+    object,
 ]
 INFINITE = [np.nan, np.inf, -np.inf, 1e39, 10**400, -(10**400), np.array([np.nan])]
 
@@ -130,7 +130,7 @@ NO_FLAGS = [
     {},
     1j,
     np.ma.masked,
-    object(),
+    object,
 ]
 
 
