@@ -172,6 +172,16 @@ def test_an_agent_above_random_needs_no_advice(capsys):
     assert not having(capsys.readouterr().err.splitlines(), "does_not_learn.md")
 
 
+def test_an_environment_that_fails_under_random_actions_costs_no_finished_run(monkeypatch, capsys):
+    def fail(*arguments, **options):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("yamame.runs.advice.play_held_out", fail)
+    run, lines = train(capsys, "+env.settings.ends=5")
+    assert run.summary["status"] == "FINISHED"
+    assert not having(lines, "random actions")
+
+
 def _result(returns, success=None):
     returns = torch.tensor(returns, dtype=torch.float64)
     flags = None if success is None else torch.tensor(success)
