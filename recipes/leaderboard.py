@@ -20,20 +20,21 @@ if __name__ == "__main__":
     check_command_line("leaderboard", resumable=True)
 
 # isort: split
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yamame
-from yamame.checks import UsageError, require_setting
+from yamame.checks import require_setting
 from yamame.cli.app import main
+from yamame.cli.failures import is_reported, report
 from yamame.cli.nodes import instantiate, plain
 from yamame.cli.settings import LeaderboardConfig
 from yamame.report import RunReader, make_sections, place_table, write_tables
 from yamame.runs.several import train_or_resume
 from yamame.system.installed import recipe_command
-from yamame.system.messages import print_stderr, print_stdout
+from yamame.system.messages import described, print_stderr, print_stdout
+from yamame.system.user_code import formatted
 
 # Columns that are computed, left and right of the published numbers.
 RESULTS = ("at the end", "best", "verdict")
@@ -93,21 +94,19 @@ def tier_of(cfg: LeaderboardConfig) -> dict[str, Any]:
 def trained(cfg: LeaderboardConfig, command: list[str], seed: int, reported: set[str]) -> bool:
     """Train a run, or the rest of it, and return whether it is finished.
 
-    An error is printed, unless it is in ``reported``, to which it is added: a mistake is often that
-    of all runs.
+    An error is printed, unless it is in ``reported``, to which it is added: runs share mistakes.
     """
     store = [f"logger.{key}='{value}'" for key, value in plain(cfg.store).items()]
     try:
         train_or_resume(*command, f"seed={seed}", *store)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = described(error)
         if reason in reported:
             return False
         reported.add(reason)
-        print_stderr(f"leaderboard: {' '.join(command)} seed={seed}: {reason}")
-        # A mistake of the user needs no traceback.
-        if not isinstance(error, UsageError):
-            print_stderr(traceback.format_exc())
+        # Only a defect of this package needs a traceback.
+        text = "; ".join(report(error)) if is_reported(error) else formatted(error)
+        print_stderr(f"leaderboard: {' '.join(command)} seed={seed}: {text}")
         return False
     return True
 

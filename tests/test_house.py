@@ -102,8 +102,8 @@ def closure(package: Path, start: Path) -> set[Path]:
 
 
 PARTS = [
-    ("yamame.trajectory", "TransformerEncoder", 8),
-    ("yamame.trajectory", "GRUEncoder", 4),
+    ("yamame.trajectory", "TransformerEncoder", 10),
+    ("yamame.trajectory", "GRUEncoder", 6),
     ("yamame.timestep", "MLPTimestepEncoder", 3),
     ("yamame.transforms", "ContextTransform", 5),
 ]

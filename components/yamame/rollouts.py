@@ -10,8 +10,6 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from yamame.keys import DONE
-
 TRANSITION_KEYS = ("reward", "terminated", "truncated", "success")
 """Entries of ``"next"`` that describe the transition rather than the next observation."""
 
@@ -43,7 +41,7 @@ def arrival_keys(batch: TensorDictBase) -> list[NestedKey]:
     following = batch.get("next", None)
     if not isinstance(following, TensorDictBase):
         return []
-    described = {*TRANSITION_KEYS, *DONE}
+    described = {*TRANSITION_KEYS, "done"}
     root = set(batch.keys(True, True))
     return [key for key in following.keys(True, True) if key in root and key not in described]
 

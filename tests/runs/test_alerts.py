@@ -140,6 +140,15 @@ def test_advice_names_a_score_that_is_not_above_random_and_exploration_that_has_
     assert "anneal" not in advice
 
 
+def test_a_recipe_without_exploration_has_nothing_to_anneal(capsys):
+    setting = ("env=bandits", "exploration=epsilon_greedy", "budget.updates=2")
+    yamame.train(*TINY, *setting, recipe="ppo")
+    lines = capsys.readouterr().err.splitlines()
+    assert not having(lines, "anneal")
+    yamame.train(*TINY, *setting, "run.name=b")
+    assert having(capsys.readouterr().err.splitlines(), "anneal")
+
+
 class Best(yamame.Callback):
     """Makes the policy choose the action that pays."""
 

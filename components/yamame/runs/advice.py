@@ -83,9 +83,13 @@ def not_annealed(run: RunState) -> str | None:
     """Return that a run ended before exploration had annealed; None if it did not."""
     anneal_steps = select(run.cfg, "exploration.anneal_steps")
     steps = run.progress.env_steps
-    acts = run.progress.unit == "env_steps" and steps > 0
+    collector = run.components.get("collector")
+    if isinstance(collector, distributed.PerRank):
+        collector = collector.component
+    # Recipes whose policies explore by themselves have the setting as well.
+    explores = getattr(collector, "exploration", None) is not None
     # A callback that stops a run has its own reasons.
-    if anneal_steps is None or not acts or run.progress.stopped or steps >= anneal_steps:
+    if anneal_steps is None or not explores or run.progress.stopped or steps >= anneal_steps:
         return None
     return (
         f"it ended after {steps:,} steps, before exploration had annealed "

@@ -12,8 +12,8 @@ from yamame.trajectory.recurrent import RecurrentEncoder as RecurrentEncoder
 from yamame.trajectory.segments.memo import MemoEncoder as MemoEncoder
 from yamame.trajectory.segments.rsm import RSMEncoder as RSMEncoder
 from yamame.trajectory.sigma import SigmaReparamLinear as SigmaReparamLinear
-from yamame.trajectory.starts import segment_positions as segment_positions
-from yamame.trajectory.starts import segment_starts as segment_starts
+from yamame.trajectory.steps import segment_positions as segment_positions
+from yamame.trajectory.steps import segment_starts as segment_starts
 from yamame.trajectory.streams import separate_memory as separate_memory
 from yamame.trajectory.transformer import TransformerEncoder as TransformerEncoder
 from yamame.trajectory.window import WindowEncoder as WindowEncoder

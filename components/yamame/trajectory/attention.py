@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from yamame.trajectory.starts import count_segments, segment_positions
+from yamame.trajectory.steps import count_segments, segment_positions
 
 _LARGEST_MASK = 2**25
 """Most entries of a mask that is built at once: 32 MiB of bool."""

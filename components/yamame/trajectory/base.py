@@ -48,9 +48,14 @@ from torchrl.modules import recurrent_mode
 from yamame.checks import Bounds, PositiveInt, check_bounds, require, require_choice
 from yamame.execution.capturing import NUM_SEGMENTS
 from yamame.rollouts import INIT_REMEDY, changes_trajectory
-from yamame.trajectory.keys import TrajectoryKeys as TrajectoryKeys
-from yamame.trajectory.starts import segment_positions, segment_starts
-from yamame.trajectory.steps import LastStep, check_sequences, check_step
+from yamame.trajectory.steps import (
+    LastStep,
+    check_sequences,
+    check_step,
+    segment_positions,
+    segment_starts,
+)
+from yamame.trajectory.steps import TrajectoryKeys as TrajectoryKeys
 
 Device = torch.device | str | None
 DropoutRate = Annotated[float, Bounds(least=0, below=1)]
@@ -58,7 +63,6 @@ DropoutRate = Annotated[float, Bounds(least=0, below=1)]
 
 _STEPS_AHEAD = 16
 """Steps for which a memory on a device grows at once. Checking its length waits for the device."""
-
 
 Activation = Literal["leaky_relu", "gelu", "relu"]
 
@@ -246,13 +250,9 @@ class TrajectoryEncoder(TensorDictModuleBase):
         is_init = read(keys.is_init)
         mask = read(keys.mask)
         step_index = read(keys.step_index)
-        starts = segment_starts(rows, is_init, mask, device=x.device)
-        ends = None
-        if tensordict.batch_size == batch_size:
-            ends = changes_trajectory(tensordict)
-        if ends is not None:
-            follows_end = ends.reshape(rows)[:, :-1]
-            starts[:, 1:] |= follows_end if mask is None else follows_end & mask[:, 1:].bool()
+        has_same_shape = tensordict.batch_size == batch_size
+        ends = changes_trajectory(tensordict) if has_same_shape else None
+        starts = segment_starts(rows, is_init, mask, ends, device=x.device)
         if step_index is None:
             step_index = segment_positions(starts)
         if mask is not None:

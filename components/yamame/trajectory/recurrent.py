@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from yamame.checks import Bounds, NumLayers, PositiveInt, check_bounds
 from yamame.execution.capturing import capturing
 from yamame.trajectory.base import Device, TrajectoryEncoder, TrajectoryKeys
-from yamame.trajectory.starts import count_segments, segment_positions
+from yamame.trajectory.steps import count_segments, segment_positions
 
 TimeConstant = Annotated[float, Bounds(least=1)]
 """Time constant in timesteps."""

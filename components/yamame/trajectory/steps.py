@@ -1,4 +1,4 @@
-"""Checks of the batches that an encoder is called with: their layout, and the stream of a step.
+"""Sequences and steps as encoders read them: keys, starts of memories, and checks of both.
 
 A module that keeps its memory serves one *stream* of steps: one env batch, step after step. Nothing
 in a step names its stream, so a second one, such as an evaluation between two steps of a collector,
@@ -20,11 +20,12 @@ from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from yamame.checks import require
+from yamame.execution.capturing import capturing
 from yamame.rollouts import TRAJ_IDS
-from yamame.trajectory.keys import TrajectoryKeys
 
 RECURRENT_REMEDY = "compute sequences [B, L] within torchrl.modules.set_recurrent_mode(True)"
 STREAM_REMEDY = (
@@ -32,6 +33,94 @@ STREAM_REMEDY = (
     "within yamame.trajectory.separate_memory(policy), or keep the memory in the TensorDict: "
     "keys=TrajectoryKeys(memory='memory')"
 )
+
+
+@dataclass(frozen=True)
+class TrajectoryKeys:
+    """Keys that an encoder reads and writes; see the module.
+
+    ``memory``: None, and the module keeps its memory. With a key, the memory lives in the
+    TensorDict: a step reads it there (a fresh one if it is missing at a start) and writes the next
+    one under ``("next", memory)``, as `torchrl.modules.GRUModule` does, and
+    `TrajectoryEncoder.make_tensordict_primer` adds it to an environment. Any number of streams may
+    then share a module. Whole sequences always begin with a fresh memory: they do not read the
+    stored one. The price: the memory is part of every stored step, twice, and is copied at
+    every step and reset. That is little for recurrent encoders. A Transformer has a cache of
+    ``2 * layers * context_length * d_model`` numbers per env, allocated in full.
+    """
+
+    features: NestedKey = "features"
+    step_index: NestedKey = "step_index"
+    is_init: NestedKey = "is_init"
+    mask: NestedKey = "mask"
+    context: NestedKey = "context"
+    memory: NestedKey | None = None
+
+
+def segment_starts(
+    shape: torch.Size,
+    is_init: Tensor | None,
+    mask: Tensor | None,
+    ends: Tensor | None = None,
+    *,
+    device: torch.device,
+) -> Tensor:
+    """Return the starts of fresh memories in sequences.
+
+    They are the first column, every ``is_init``, the first real timestep after padding, and that
+    after an end.
+
+    Args:
+        shape: ``[B, L]``.
+        is_init: ``[B, L]``, or None.
+        mask: ``[B, L]``, True for real timesteps; None if all are real.
+        ends: Timesteps after which another trajectory follows, of B * L elements; None if unknown.
+        device: Device of the result.
+
+    Returns:
+        ``[B, L]`` bool.
+
+    >>> is_init = torch.tensor([[False, False, False, True, False]])
+    >>> mask = torch.tensor([[False, True, True, True, False]])
+    >>> segment_starts(mask.shape, is_init, mask, device=mask.device).int()
+    tensor([[1, 1, 0, 1, 0]], dtype=torch.int32)
+    """
+    starts = torch.zeros(shape, dtype=torch.bool, device=device)
+    starts[:, 0] = True
+    if ends is not None:
+        starts[:, 1:] |= ends.reshape(shape)[:, :-1]
+    if mask is None:
+        if is_init is not None:
+            starts |= is_init.bool()
+        return starts
+
+    real = mask.bool()
+    if ends is not None:
+        starts[:, 1:] &= real[:, 1:]
+    if is_init is not None:
+        starts |= is_init.bool() & real  # flags in padding have no meaning
+    follows_padding = ~real[:, :-1]
+    starts[:, 1:] |= real[:, 1:] & follows_padding
+    return starts
+
+
+def segment_positions(starts: Tensor) -> Tensor:
+    """Count timesteps since the last start: bool ``[B, L]`` -> int64 ``[B, L]``.
+
+    >>> segment_positions(torch.tensor([[True, False, False, True, False]]))
+    tensor([[0, 1, 2, 0, 1]])
+    """
+    length = starts.shape[1]
+    column = torch.arange(length, device=starts.device)
+    last_start = torch.where(starts, column, 0).cummax(1).values
+    return column - last_start
+
+
+def count_segments(starts: Tensor) -> int | None:
+    """Count the starts in ``[B, L]``; None while capturing, when no value can be read back."""
+    if capturing():
+        return None
+    return int(starts.sum())
 
 
 def check_sequences(

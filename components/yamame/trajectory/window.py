@@ -19,7 +19,7 @@ from yamame.trajectory.base import (
     activation_function,
 )
 from yamame.trajectory.memoryless import MemorylessEncoder
-from yamame.trajectory.starts import segment_positions
+from yamame.trajectory.steps import segment_positions
 
 
 class WindowEncoder(TrajectoryEncoder):

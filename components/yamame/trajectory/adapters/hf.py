@@ -25,7 +25,7 @@ from yamame.checks import ArgumentError, NumLayers, PositiveInt, check_bounds, r
 from yamame.system.messages import one_line
 from yamame.trajectory.base import Device, TrajectoryEncoder, TrajectoryKeys
 from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
-from yamame.trajectory.starts import segment_positions
+from yamame.trajectory.steps import segment_positions
 
 _OWNER = "HFEncoder"
 _TOKEN_FIELDS = (

@@ -45,7 +45,7 @@ from yamame.trajectory.base import (
 )
 from yamame.trajectory.kv_cache import init_cache
 from yamame.trajectory.positions import Sinusoids
-from yamame.trajectory.starts import segment_positions
+from yamame.trajectory.steps import segment_positions
 from yamame.trajectory.transformer import TransformerLayer
 
 Jitter = Annotated[float, Bounds(least=0, below=1)]
