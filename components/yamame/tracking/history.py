@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -245,10 +245,10 @@ def _points_in_database(
     Returns:
         Name to steps and values; None if the store is not a database.
     """
-    # Not MLflow's public interface: it may move. A process that uses a server alone has not imported
+    # Not MLflow's public interface: it may move. A process that uses only a server has not imported
     # the module, which takes a second.
     module = sys.modules.get("mlflow.store.tracking.sqlalchemy_store")
-    store = getattr(getattr(client, "_tracking_client", None), "store", None)
+    store: Any = getattr(getattr(client, "_tracking_client", None), "store", None)
     if not isinstance(store, getattr(module, "SqlAlchemyStore", ())):
         return None
     try:
