@@ -129,14 +129,12 @@ def test_nothing_is_lost_or_stored_twice_while_server_and_database_are_away(
     assert num_runs == 16
 
     # A report reads the same from the server as there is in the logs.
-    reader = RunReader.open(server.uri, "yamame")
-    replayed = reader.read("replay-0")[0].metrics["eval/success_mean"]
-    expected = sorted(
-        step
-        for name, step, _ in points_in_log(tmp_path / "replay-0")
-        if name == "eval/success_mean"
-    )
-    assert replayed.steps.tolist() == expected
+    (read,) = RunReader.open(server.uri, "yamame").read("replay-0")
+    assert read.problem == ""
+    logged = points_in_log(tmp_path / "replay-0")
+    name = "eval/success_mean"
+    steps = sorted(step for metric, step, _ in logged if metric == name)
+    assert read.metrics[name].steps.tolist() == steps
 
     spent = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
     assert len(spent) == 4

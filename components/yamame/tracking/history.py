@@ -3,12 +3,13 @@
 import fnmatch
 import math
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -244,14 +245,15 @@ def _points_in_database(
     Returns:
         Name to steps and values; None if the store is not a database.
     """
+    # Not MLflow's public interface: it may move. A process that uses only a server has not imported
+    # the module, which takes a second.
+    module = sys.modules.get("mlflow.store.tracking.sqlalchemy_store")
+    store: Any = getattr(getattr(client, "_tracking_client", None), "store", None)
+    if not isinstance(store, getattr(module, "SqlAlchemyStore", ())):
+        return None
     try:
         from mlflow.store.tracking.dbmodels.models import SqlMetric
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-        store = client._tracking_client.store
-    except (AttributeError, ImportError):  # not MLflow's public interface: it may move
-        return None
-    if not isinstance(store, SqlAlchemyStore):
+    except ImportError:
         return None
     columns = (SqlMetric.key, SqlMetric.step, SqlMetric.value, SqlMetric.is_nan)
     points: dict[str, list[tuple[int, float]]] = {}
