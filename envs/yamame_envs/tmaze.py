@@ -48,9 +48,8 @@ class _TMaze(BatchedEnv):
     ) -> None:
         lengths = [length] if isinstance(length, int) else length
         require(self.label, "length", length, bool(lengths) and min(lengths) >= 1, "be at least 1")
-        is_increasing = lengths == sorted(set(lengths))
-        condition = "be different lengths in increasing order"
-        require(self.label, "length", length, is_increasing, condition)
+        is_distinct = len(set(lengths)) == len(lengths)
+        require(self.label, "length", length, is_distinct, "hold every length once")
         require(self.label, "penalty", penalty, penalty is None or penalty <= 0, "be at most 0")
         self._lengths = lengths
         self._junction = self._START + max(lengths)

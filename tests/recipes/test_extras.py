@@ -7,6 +7,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from PIL import Image
@@ -92,6 +93,7 @@ def test_trials_of_a_bare_environment_without_pictures_finish(play, tmp_path, mo
     trials = ["trials.num_trials=2", "trials.horizon=16", "logger=none", *TINY]
     status, _, err = play("train", folder, *chosen, *trials)
     sys.modules.pop("mylab", None)
+    gymnasium.registry.pop("Levers-v0", None)
     assert (status, summary(folder)["status"]) == (0, "FINISHED"), err
     assert "no video: Doors: it has no method render()" in err
 
