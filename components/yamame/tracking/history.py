@@ -249,7 +249,7 @@ def _points_in_database(
     # the module, which takes a second.
     module = sys.modules.get("mlflow.store.tracking.sqlalchemy_store")
     store: Any = getattr(getattr(client, "_tracking_client", None), "store", None)
-    if not isinstance(store, getattr(module, "SqlAlchemyStore", ())):
+    if module is None or not isinstance(store, module.SqlAlchemyStore):
         return None
     try:
         from mlflow.store.tracking.dbmodels.models import SqlMetric
