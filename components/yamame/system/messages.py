@@ -90,10 +90,21 @@ def described(error: BaseException) -> str:
 
     >>> described(KeyError("map")), described(ValueError())
     ("KeyError: 'map'", 'ValueError')
+    >>> described(ExceptionGroup("many", [KeyError("map")]))
+    "ExceptionGroup: many (1 sub-exception), first KeyError: 'map'"
     """
     name = printable(type(error).__name__)
     text = one_line(error)
-    return name if text == name else f"{name}: {text}"
+    line = name if text == name else f"{name}: {text}"
+    first = first_of_group(error)
+    return line if first is error else f"{line}, first {described(first)}"
+
+
+def first_of_group(error: BaseException) -> BaseException:
+    """Return the first error of a group of errors; any other error is returned as it is."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def add_note(error: BaseException, text: str) -> None:

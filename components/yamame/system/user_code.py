@@ -17,7 +17,7 @@ from typing import Self
 
 from yamame.checks import UsageError
 from yamame.system.installed import recipes_dir
-from yamame.system.messages import OutsideError, described, printable
+from yamame.system.messages import OutsideError, described, first_of_group, printable
 
 TRACEBACK_VARIABLE = "YAMAME_TRACEBACK"
 """Environment variable. With any value but 0, tracebacks are printed beside the line of an error.
@@ -81,7 +81,8 @@ def blame(error: BaseException) -> Blame | None:
     for cause in _causes(error):
         if isinstance(cause, SyntaxError) and _is_user_file(cause.filename):
             return Blame(cause, str(cause.filename), cause.lineno or 0, "")
-        lines = [(frame, line) for frame, line in _lines(cause) if _is_user_code(frame)]
+        # Of a group, the place of its first error says more than that which has gathered them.
+        lines = _lines_of_user(first_of_group(cause)) or _lines_of_user(cause)
         if lines:
             frame, line = lines[-1]
             frames = tuple(frame for frame, _ in lines)
@@ -134,8 +135,12 @@ def is_failure(error: BaseException) -> bool:
     """Return whether an exception reports a failure, and is no request to end the process.
 
     Subclasses of SystemExit come from signal handlers (`yamame.system.signals.Terminated`).
+    Extension modules raise failures that are no ``Exception``, as a panic of Rust.
     """
-    return isinstance(error, Exception) or type(error) is SystemExit
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_failure(one) for one in error.exceptions)
+    is_request = isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+    return type(error) is SystemExit or not is_request
 
 
 class UserCodeError(OutsideError):
@@ -230,7 +235,9 @@ def formatted(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error))
     except Exception as failure:  # of an error that formats itself
-        return f"{described(error)}\n(its traceback cannot be formatted: {described(failure)})\n"
+        places = "".join(traceback.format_tb(error.__traceback__))
+        reason = f"(the error cannot be formatted: {described(failure)})"
+        return f"{places}{described(error)}\n{reason}\n"
 
 
 def wants_traceback() -> bool:
@@ -266,6 +273,10 @@ def _lines(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     while trace is not None:
         yield trace.tb_frame, trace.tb_lineno
         trace = trace.tb_next
+
+
+def _lines_of_user(error: BaseException) -> list[tuple[FrameType, int]]:
+    return [(frame, line) for frame, line in _lines(error) if _is_user_code(frame)]
 
 
 def _is_user_code(frame: FrameType) -> bool:

@@ -31,7 +31,7 @@ from yamame_envs.adapters.values import (
 
 Make = Callable[[], gymnasium.Env[Any, Any]]
 
-ENV_ERRORS = (Exception, SystemExit)
+ENV_ERRORS = BaseException
 """Errors of an environment that cost it its episode, if `is_failure`."""
 _SUCCESS_REMEDY = "env.success names another key, and env.success=null none"
 
