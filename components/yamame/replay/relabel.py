@@ -89,8 +89,8 @@ class Relabel(BatchTransform):
 
     Raises:
         ArgumentError: The strategy or a key is unknown, or a number is out of range; in use, the
-            batch lacks an entry, no batch so far has held a whole trajectory, or the batch marks the end of an episode where
-            its layout does not show what follows.
+            batch lacks an entry, no batch so far has held a whole trajectory, or this one marks the
+            end of an episode where its layout does not show what follows.
 
     >>> from tensordict import TensorDict
     >>> flag = torch.zeros(1, 4, 1, dtype=torch.bool)

@@ -49,6 +49,8 @@ _LIBRARIES = frozenset(
     )
 )
 """Modules that are no user code."""
+_SHIPPED = "<dynamic-code>"
+"""File of code that cloudpickle has pickled."""
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
@@ -87,7 +89,7 @@ def blame(error: BaseException) -> Blame | None:
             frame, line = lines[-1]
             frames = tuple(frame for frame, _ in lines)
             function = _name_of(_outermost_of_call(cause, frame))
-            return Blame(cause, frame.f_code.co_filename, line, function, frames)
+            return Blame(cause, _file_of(frame), line, function, frames)
     return None
 
 
@@ -186,7 +188,7 @@ def innermost_place(error: BaseException) -> tuple[str, int]:
     place = ("", 0)
     for frame, line in _lines(error):
         is_ours = _module_of(frame) in _OURS
-        place = ("", 0) if is_ours else (frame.f_code.co_filename, line)
+        place = ("", 0) if is_ours else (_file_of(frame), line)
     return place
 
 
@@ -281,7 +283,7 @@ def _lines_of_user(error: BaseException) -> list[tuple[FrameType, int]]:
 
 def _is_user_code(frame: FrameType) -> bool:
     module = _module_of(frame)
-    file = frame.f_code.co_filename
+    file = _file_of(frame)
     if module in _OURS or _is_recipe(frame):
         return False
     # A file of the user may have the name of a library that is not installed.
@@ -289,6 +291,13 @@ def _is_user_code(frame: FrameType) -> bool:
         return False
     # Generated code, as of dataclasses, has the module of the class and no file.
     return frame.f_globals.get("__name__") == "__main__" or _is_user_file(file)
+
+
+def _file_of(frame: FrameType) -> str:
+    """Return the file of the code of a frame."""
+    file = frame.f_code.co_filename
+    # A class of the main script has lost its file on the way to a worker process, but not its line.
+    return str(frame.f_globals.get("__file__", file)) if file == _SHIPPED else file
 
 
 def _is_user_file(file: object) -> bool:
