@@ -197,8 +197,8 @@ def random_at_first(policy):
         corridor(),
         policy,
         frames_per_batch=2 * 4,
-        total_frames=2 * 16,
-        init_random_frames=2 * 12,
+        total_frames=2 * 60,
+        init_random_frames=2 * 40,
         auto_register_policy_transforms=False,
     )
 
@@ -210,7 +210,7 @@ def test_a_policy_goes_on_after_random_steps_of_a_collector():
     policy = make_policy()
     collector = random_at_first(policy)
     policy[1].reset_memory()
-    assert len(list(collector)) == 4
+    assert len(list(collector)) == 15
 
 
 def test_two_collectors_of_one_policy_are_two_streams():

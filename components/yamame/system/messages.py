@@ -182,15 +182,20 @@ _printed: set[str] | None = None
 """Lines of `print_once` in the present run; None outside of a run."""
 
 
-def print_once(line: str) -> None:
+def print_once(line: str, *, subject: str | None = None) -> None:
     """Print a line on the standard error, once within a run.
 
     Environments of training and of the held-out tasks report the same things.
+
+    Args:
+        line: The line.
+        subject: What it is about, if further lines about that are not printed; None: the line.
     """
+    subject = line if subject is None else subject
     if _printed is None:
         print_stderr(line)
-    elif line not in _printed:
-        _printed.add(line)
+    elif subject not in _printed:
+        _printed.add(subject)
         print_stderr(line)
 
 

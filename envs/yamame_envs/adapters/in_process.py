@@ -26,6 +26,7 @@ from yamame_envs.adapters.values import (
     read_info,
     read_reward,
     split_reset,
+    split_step,
     success_key_of,
 )
 
@@ -243,7 +244,7 @@ class InProcessEnvs:
         values = self._spaces.action.values(actions)
         for position, env_id in enumerate(env_ids):
             try:
-                step = self._envs[env_id].step(values[position])
+                step = split_step(self._envs[env_id].step(values[position]))
                 observation, reward, is_terminated, is_truncated, info = step
                 self._write(observation, position, arrays)
                 rewards[position] = read_reward(reward)
