@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import gymnasium
 import pytest
+from yamame.checks import UsageError
 
 PARTS = '''
 import gymnasium
@@ -231,6 +232,10 @@ class Frozen(Exception):  # noqa: N818
     reason: str
 
 
+class Panic(BaseException):
+    """An error that is no Exception, as those of extension modules in Rust."""
+
+
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
     """The module of the user, and the recipe that trains with it."""
@@ -344,6 +349,21 @@ def test_an_error_at_the_end_leaves_a_finished_run_finished(fail, tmp_path):
     assert "the traceback is in runs/a/error.txt" in errors
 
 
+@pytest.mark.parametrize("place", ["Board.step", "Encoder.forward", "Watch.on_end"])
+def test_a_check_that_user_code_fails_in_a_run_is_an_error_of_that_code(fail, tmp_path, place):
+    status, _, errors = fail(place, UsageError("width must be at least 1, got 0"))
+    assert status == 1, errors
+    assert f"UsageError: width must be at least 1, got 0 ({place_of(place)})" in errors
+    assert f"# {place}\n" in (tmp_path / "runs/a/error.txt").read_text()
+
+
+def test_a_setting_that_an_own_class_hands_to_one_without_it_is_a_mistake(fail, tmp_path):
+    status, _, errors = fail(None, None, "+encoder.nope=3")
+    assert status == 2, errors
+    assert errors == "train: encoder.nope: must be an argument of parts.Encoder, got 3\n"
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_traceback_is_printed_on_request(fail, monkeypatch):
     for place, value, wanted in (
         ("Encoder.__init__", "1", True),
@@ -365,6 +385,8 @@ ODD = {
     "Unprintable: (its message cannot be formatted: KeyError)": Unprintable,
     "Frozen": lambda: Frozen("cold"),
     "ExceptionGroup: two": lambda: ExceptionGroup("two", [ValueError("a"), KeyError("b")]),
+    "first ValueError: a": lambda: ExceptionGroup("two", [ValueError("a"), KeyError("b")]),
+    "Panic: index out of bounds": lambda: Panic("index out of bounds"),
     "SystemExit: 3": lambda: SystemExit(3),
     "SystemExit (": SystemExit,
 }

@@ -212,6 +212,14 @@ def test_a_batch_without_the_beginning_of_any_episode_is_refused():
         relabel()(steps)
 
 
+def test_a_batch_without_a_beginning_after_one_with_some_is_left_as_it_is():
+    steps = collect(maze())
+    transform = relabel()
+    transform(steps)
+    middle = steps[:, 1:6]
+    assert torch.equal(transform(middle)["goal"], middle["goal"])
+
+
 def test_future_goals_are_hidden_also_where_no_episode_begins():
     steps = collect(maze())[:, 1:6]
     out = Relabel("none", hide_future_goals=True)(steps)

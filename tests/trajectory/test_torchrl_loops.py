@@ -192,6 +192,27 @@ def test_an_evaluation_between_two_batches_of_a_collector_is_an_error():
         next(batches)
 
 
+def random_at_first(policy):
+    return Collector(
+        corridor(),
+        policy,
+        frames_per_batch=2 * 4,
+        total_frames=2 * 60,
+        init_random_frames=2 * 40,
+        auto_register_policy_transforms=False,
+    )
+
+
+def test_a_policy_goes_on_after_random_steps_of_a_collector():
+    policy = make_policy()
+    with pytest.raises(ValueError, match=r"init_random_frames.* reset_memory\(\)"):
+        list(random_at_first(policy))
+    policy = make_policy()
+    collector = random_at_first(policy)
+    policy[1].reset_memory()
+    assert len(list(collector)) == 15
+
+
 def test_two_collectors_of_one_policy_are_two_streams():
     """Both number their trajectories from 0."""
     policy = make_policy()

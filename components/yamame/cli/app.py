@@ -30,7 +30,7 @@ from yaml import YAMLError
 from yamame.checks import UsageError
 from yamame.cli.command_line import CommandLine, keys_of
 from yamame.cli.explain import check_choices, explain
-from yamame.cli.failures import is_of_launcher, is_reported, report
+from yamame.cli.failures import is_mistake, is_of_launcher, is_reported, report
 from yamame.cli.front import USAGE_STATUS, VERSION_BASE, fail, read_line
 from yamame.cli.jobs import (
     SWEEP_VARIABLE,
@@ -233,10 +233,10 @@ def _one_line(command: str, cfg: DictConfig) -> Iterator[None]:
     """Print errors that need no traceback, and end the process."""
     try:
         yield
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         if not is_reported(error):
             raise
-        status = USAGE_STATUS if isinstance(error, UsageError) else _OUTSIDE_STATUS
+        status = USAGE_STATUS if is_mistake(error) else _OUTSIDE_STATUS
         fail(command, *report(error, cfg), status=status)
 
 

@@ -1,7 +1,7 @@
 """Reports of errors that end a recipe: a line each, with the traceback for a defect of Yamame."""
 
 import contextlib
-from typing import Any
+from typing import Any, TypeGuard
 
 from omegaconf import OmegaConf
 
@@ -49,7 +49,15 @@ def report(error: BaseException, config: Any = None) -> list[str]:
     """
     if wants_traceback():
         print_stderr(formatted(error).rstrip())
-    return lines_of(error) if isinstance(error, UsageError) else [_explain(error, config)]
+    return lines_of(error) if is_mistake(error) else [_explain(error, config)]
+
+
+def is_mistake(error: BaseException) -> TypeGuard[UsageError]:
+    """Return whether an error is a mistake in the configuration.
+
+    One of a check that user code has failed in a run, with its traceback in a file, is none.
+    """
+    return isinstance(error, UsageError) and getattr(error, "traceback_file", None) is None
 
 
 def is_of_launcher(error: Exception) -> bool:

@@ -249,7 +249,7 @@ def recorded_job(result: JobResult, command: str, cfg: DictConfig) -> Iterator[N
             record["result"] = f"{result.value:.4g}"
             # JSON has neither NaN nor infinity.
             record["objective"] = result.value if math.isfinite(result.value) else None
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         is_line = is_reported(error)
         if not (is_line or isinstance(error, Exception)):
             raise

@@ -89,8 +89,8 @@ class Relabel(BatchTransform):
 
     Raises:
         ArgumentError: The strategy or a key is unknown, or a number is out of range; in use, the
-            batch lacks an entry, holds no whole trajectory, or marks the end of an episode where
-            its layout does not show what follows.
+            batch lacks an entry, no batch so far has held a whole trajectory, or this one marks the
+            end of an episode where its layout does not show what follows.
 
     >>> from tensordict import TensorDict
     >>> flag = torch.zeros(1, 4, 1, dtype=torch.bool)
@@ -142,6 +142,7 @@ class Relabel(BatchTransform):
         self.radius = radius
         self.held_out = held_out
         self.generator = generator
+        self._has_seen_start = False
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the relabelled trajectories in a new batch.
@@ -219,7 +220,7 @@ class Relabel(BatchTransform):
         """Return the trajectories ``[B]`` bool that begin with the start of their episode.
 
         Raises:
-            ArgumentError: There is none, and instructions may change.
+            ArgumentError: There is none, nor was there one before, and instructions may change.
         """
         is_whole = torch.ones(len(trajectories), dtype=torch.bool, device=trajectories.device)
         is_init = trajectories.get(self.keys.is_init, None)
@@ -230,7 +231,9 @@ class Relabel(BatchTransform):
         if step_index is not None:
             is_whole = is_whole & (step_index[:, 0].flatten() == 0)
         may_change = self.strategy != "none" or self.single_goal
-        self._require_starts(bool(is_whole.any()) or not may_change)
+        # A sampler of slices may draw a batch without a beginning now and then.
+        self._has_seen_start = self._has_seen_start or bool(is_whole.any())
+        self._require_starts(self._has_seen_start or not may_change)
         return is_whole
 
     def _with_mask(self, batch: TensorDictBase) -> TensorDictBase:

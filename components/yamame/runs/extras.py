@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from yamame.system.messages import one_line, print_stderr
+from yamame.system.user_code import is_failure
 
 
 @contextmanager
@@ -22,5 +23,7 @@ def reported(what: str) -> Iterator[None]:
     try:
         yield
     # Libraries that draw, and environments of users, raise errors of any type.
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         print_stderr(f"{what}: left out, {type(error).__name__}: {one_line(error)}")

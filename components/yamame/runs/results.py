@@ -27,7 +27,7 @@ from yamame.runs.held_out import render_held_out
 from yamame.runs.state import RunState
 from yamame.system.installed import recipe_command
 from yamame.system.messages import add_note, described, print_stderr, print_stdout
-from yamame.system.user_code import formatted, is_failure
+from yamame.system.user_code import formatted, is_failure, is_of_part
 from yamame.tracking.summary import Status, build_summary, versions
 
 
@@ -89,12 +89,19 @@ def _save_model(run: RunState, folder: Path) -> None:
     save_model(load(run.path, trust=list(select(run.cfg, "trust") or [])), folder)
 
 
-def write_traceback(run: RunState, error: BaseException | None) -> None:
+def write_traceback(run: RunState, error: BaseException | None, *, of_part: bool = False) -> None:
     """Write the traceback of an error to ``error.txt``, and add a note about that to the error.
 
     A mistake in the configuration has none, and neither has a request to end the process.
+
+    Args:
+        run: The run.
+        error: The error; None if there is none.
+        of_part: Whether a part of the user is known to have raised it.
     """
-    if error is None or isinstance(error, UsageError) or not is_failure(error):
+    if error is None or not is_failure(error):
+        return
+    if isinstance(error, UsageError) and not (of_part or is_of_part(error)):
         return
     path = run.path / "error.txt"
     with contextlib.suppress(Exception):  # the disk may be what failed

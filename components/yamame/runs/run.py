@@ -449,9 +449,9 @@ class Run(RunState):
     def _call_on_end(self) -> None:
         try:
             self.callbacks.call_all(self, "on_end")
-        except Exception as error:
+        except BaseException as error:
             if distributed.is_rank0():
-                results.write_traceback(self, error)
+                results.write_traceback(self, error, of_part=blame(error) is not None)
             raise
 
     def _close_and_summarize(
@@ -469,7 +469,7 @@ class Run(RunState):
             # neither the original error nor its status.
             is_consequence = error is not None and is_failure(error)
             is_finished = error is None and self.objective is not None
-            if not (is_consequence or is_finished) or not isinstance(raised, Exception):
+            if not (is_consequence or is_finished) or not is_failure(raised):
                 failure = raised
                 raise
             if is_finished:

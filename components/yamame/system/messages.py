@@ -90,10 +90,21 @@ def described(error: BaseException) -> str:
 
     >>> described(KeyError("map")), described(ValueError())
     ("KeyError: 'map'", 'ValueError')
+    >>> described(ExceptionGroup("many", [KeyError("map")]))
+    "ExceptionGroup: many (1 sub-exception), first KeyError: 'map'"
     """
     name = printable(type(error).__name__)
     text = one_line(error)
-    return name if text == name else f"{name}: {text}"
+    line = name if text == name else f"{name}: {text}"
+    first = first_of_group(error)
+    return line if first is error else f"{line}, first {described(first)}"
+
+
+def first_of_group(error: BaseException) -> BaseException:
+    """Return the first error of a group of errors; any other error is returned as it is."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def add_note(error: BaseException, text: str) -> None:
@@ -171,15 +182,20 @@ _printed: set[str] | None = None
 """Lines of `print_once` in the present run; None outside of a run."""
 
 
-def print_once(line: str) -> None:
+def print_once(line: str, *, subject: str | None = None) -> None:
     """Print a line on the standard error, once within a run.
 
     Environments of training and of the held-out tasks report the same things.
+
+    Args:
+        line: The line.
+        subject: What it is about, if further lines about that are not printed; None: the line.
     """
+    subject = line if subject is None else subject
     if _printed is None:
         print_stderr(line)
-    elif line not in _printed:
-        _printed.add(line)
+    elif subject not in _printed:
+        _printed.add(subject)
         print_stderr(line)
 
 

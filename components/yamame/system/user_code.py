@@ -17,7 +17,7 @@ from typing import Self
 
 from yamame.checks import UsageError
 from yamame.system.installed import recipes_dir
-from yamame.system.messages import OutsideError, described, printable
+from yamame.system.messages import OutsideError, described, first_of_group, printable
 
 TRACEBACK_VARIABLE = "YAMAME_TRACEBACK"
 """Environment variable. With any value but 0, tracebacks are printed beside the line of an error.
@@ -49,6 +49,8 @@ _LIBRARIES = frozenset(
     )
 )
 """Modules that are no user code."""
+_SHIPPED = "<dynamic-code>"
+"""File of code that cloudpickle has pickled."""
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
@@ -81,12 +83,13 @@ def blame(error: BaseException) -> Blame | None:
     for cause in _causes(error):
         if isinstance(cause, SyntaxError) and _is_user_file(cause.filename):
             return Blame(cause, str(cause.filename), cause.lineno or 0, "")
-        lines = [(frame, line) for frame, line in _lines(cause) if _is_user_code(frame)]
+        # Of a group, the place of its first error says more than that which has gathered them.
+        lines = _lines_of_user(first_of_group(cause)) or _lines_of_user(cause)
         if lines:
             frame, line = lines[-1]
             frames = tuple(frame for frame, _ in lines)
             function = _name_of(_outermost_of_call(cause, frame))
-            return Blame(cause, frame.f_code.co_filename, line, function, frames)
+            return Blame(cause, _file_of(frame), line, function, frames)
     return None
 
 
@@ -134,8 +137,12 @@ def is_failure(error: BaseException) -> bool:
     """Return whether an exception reports a failure, and is no request to end the process.
 
     Subclasses of SystemExit come from signal handlers (`yamame.system.signals.Terminated`).
+    Extension modules raise failures that are no ``Exception``, as a panic of Rust.
     """
-    return isinstance(error, Exception) or type(error) is SystemExit
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_failure(one) for one in error.exceptions)
+    is_request = isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+    return type(error) is SystemExit or not is_request
 
 
 class UserCodeError(OutsideError):
@@ -181,7 +188,7 @@ def innermost_place(error: BaseException) -> tuple[str, int]:
     place = ("", 0)
     for frame, line in _lines(error):
         is_ours = _module_of(frame) in _OURS
-        place = ("", 0) if is_ours else (frame.f_code.co_filename, line)
+        place = ("", 0) if is_ours else (_file_of(frame), line)
     return place
 
 
@@ -230,7 +237,9 @@ def formatted(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error))
     except Exception as failure:  # of an error that formats itself
-        return f"{described(error)}\n(its traceback cannot be formatted: {described(failure)})\n"
+        places = "".join(traceback.format_tb(error.__traceback__))
+        reason = f"(the error cannot be formatted: {described(failure)})"
+        return f"{places}{described(error)}\n{reason}\n"
 
 
 def wants_traceback() -> bool:
@@ -268,9 +277,13 @@ def _lines(error: BaseException) -> Iterator[tuple[FrameType, int]]:
         trace = trace.tb_next
 
 
+def _lines_of_user(error: BaseException) -> list[tuple[FrameType, int]]:
+    return [(frame, line) for frame, line in _lines(error) if _is_user_code(frame)]
+
+
 def _is_user_code(frame: FrameType) -> bool:
     module = _module_of(frame)
-    file = frame.f_code.co_filename
+    file = _file_of(frame)
     if module in _OURS or _is_recipe(frame):
         return False
     # A file of the user may have the name of a library that is not installed.
@@ -278,6 +291,13 @@ def _is_user_code(frame: FrameType) -> bool:
         return False
     # Generated code, as of dataclasses, has the module of the class and no file.
     return frame.f_globals.get("__name__") == "__main__" or _is_user_file(file)
+
+
+def _file_of(frame: FrameType) -> str:
+    """Return the file of the code of a frame."""
+    file = frame.f_code.co_filename
+    # A class of the main script has lost its file on the way to a worker process, but not its line.
+    return str(frame.f_globals.get("__file__", file)) if file == _SHIPPED else file
 
 
 def _is_user_file(file: object) -> bool:

@@ -31,7 +31,8 @@ RECURRENT_REMEDY = "compute sequences [B, L] within torchrl.modules.set_recurren
 STREAM_REMEDY = (
     "another stream of steps, such as an evaluation, has used this memory; act in one of them "
     "within yamame.trajectory.separate_memory(policy), or keep the memory in the TensorDict: "
-    "keys=TrajectoryKeys(memory='memory')"
+    "keys=TrajectoryKeys(memory='memory'); if steps were taken without the policy "
+    "(init_random_frames), call the encoder's reset_memory() after the collector is made"
 )
 
 

@@ -18,7 +18,7 @@ from torchrl.data import Binary
 from yamame.checks import PositiveInt, check_bounds, require, require_choice
 from yamame.spaces import Spaces
 from yamame.spaces.arrays import Outside
-from yamame.system.messages import print_once, print_stderr
+from yamame.system.messages import print_once
 
 from yamame_envs.adapters.episodes import History, TaskSeeds
 from yamame_envs.adapters.failures import FailureCount
@@ -280,10 +280,11 @@ class HostedEnv(ContextEnv):
             # Each worker process finds a first one.
             if number not in self._remarked:
                 self._remarked.add(number)
-                print_stderr(
+                print_once(
                     f"{self.label}: {self._place(env_ids[position], when)}: {text}; such values "
                     "are kept and not reported again (env.bounds=clip makes them the bounds, "
-                    "env.bounds=raise ends the run)"
+                    "env.bounds=raise ends the run)",
+                    subject=f"{self.label}: bounds of entry {number}",
                 )
 
     def advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:

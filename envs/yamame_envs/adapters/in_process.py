@@ -26,12 +26,13 @@ from yamame_envs.adapters.values import (
     read_info,
     read_reward,
     split_reset,
+    split_step,
     success_key_of,
 )
 
 Make = Callable[[], gymnasium.Env[Any, Any]]
 
-ENV_ERRORS = (Exception, SystemExit)
+ENV_ERRORS = BaseException
 """Errors of an environment that cost it its episode, if `is_failure`."""
 _SUCCESS_REMEDY = "env.success names another key, and env.success=null none"
 
@@ -243,7 +244,7 @@ class InProcessEnvs:
         values = self._spaces.action.values(actions)
         for position, env_id in enumerate(env_ids):
             try:
-                step = self._envs[env_id].step(values[position])
+                step = split_step(self._envs[env_id].step(values[position]))
                 observation, reward, is_terminated, is_truncated, info = step
                 self._write(observation, position, arrays)
                 rewards[position] = read_reward(reward)

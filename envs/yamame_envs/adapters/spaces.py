@@ -198,7 +198,8 @@ def _box(
     tightest = [space.low.max(), space.high.min()]
     if np.isinf(tightest).all():
         return ObservationEntry(name, path, "number", shape, whole=is_whole)
-    bounds = (space.low.astype(np.float32), space.high.astype(np.float32))
+    with np.errstate(over="ignore"):
+        bounds = (space.low.astype(np.float32), space.high.astype(np.float32))
     return ObservationEntry(
         name, path, "number", shape, bounds=bounds, whole=is_whole, outside=outside
     )

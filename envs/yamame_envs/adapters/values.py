@@ -106,6 +106,21 @@ def split_reset(result: Any) -> tuple[Any, Any]:
     return result[0], result[1]
 
 
+def split_step(result: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Return observation, reward, terminated, truncated and info that ``step`` returned.
+
+    Raises:
+        SpaceError: These are not five, as in older versions of Gym.
+    """
+    if not isinstance(result, tuple | list) or len(result) != 5:
+        condition = "be (observation, reward, terminated, truncated, info)"
+        kind = type(result).__name__
+        got = f"{kind} of {len(result)}" if isinstance(result, tuple | list) else _brief(result)
+        raise SpaceError("the result of step()", condition, got)
+    observation, reward, terminated, truncated, info = result
+    return observation, reward, terminated, truncated, info
+
+
 def _single(value: Any) -> Any:
     """Return the element of an array, tensor or list of one; any other value as it is."""
     if isinstance(value, list | tuple):

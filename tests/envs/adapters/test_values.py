@@ -217,3 +217,17 @@ def test_a_reset_without_info_is_refused_though_it_may_unpack(result):
 
     with pytest.raises(OutsideError, match=r"at the start of .*: the result of reset\(\) must be"):
         HostedEnv(Old, num_envs=1).reset()
+
+
+@pytest.mark.parametrize("result", [(np.zeros(2, np.float32), 0.0, True, {}), None, np.zeros(5)])
+def test_a_step_of_other_parts_is_refused_with_what_they_must_be(result):
+    class Old(Returning):
+        def step(self, action):
+            return result
+
+    env = HostedEnv(lambda: Old(), num_envs=1, success=None)
+    condition = (
+        r"the result of step\(\) must be \(observation, reward, terminated, truncated, info\)"
+    )
+    with pytest.raises(OutsideError, match=rf"at step 0 .*: {condition}, got"):
+        env.step(env.reset().set("action", torch.zeros(1, dtype=torch.int64)))

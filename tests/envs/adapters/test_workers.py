@@ -372,6 +372,27 @@ def test_a_hosted_environment_defined_in_a_script_can_be_played_there(tmp_path):
     assert (done.stdout, done.stderr) == ("[[1.]] {}\n", "")
 
 
+def test_an_error_of_an_environment_defined_in_a_script_has_its_place(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import gymnasium\n"
+        "class Own(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(0, 9, (1,))\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        raise KeyError('map')\n"
+        "if __name__ == '__main__':\n"
+        "    from yamame_envs.adapters.reading import read_spaces\n"
+        "    from yamame_envs.adapters.workers import Pool, Workers\n"
+        "    layout = read_spaces(Own, owner='Own', generic=False, success=None)\n"
+        "    outcome = Pool(Own, 1, layout, Workers(num_processes=1)).reset([0], [0])\n"
+        "    print(outcome.failures[0].describe('Own'))\n"
+    )
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == (f"Own: KeyError: 'map' ({script}:6)\n", "")
+
+
 @pytest.mark.parametrize(("given", "expected"), [({}, b"1"), ({"OMP_NUM_THREADS": "3"}, b"3")])
 def test_a_process_computes_with_one_thread_unless_the_environment_says_how_many(
     monkeypatch, given, expected
