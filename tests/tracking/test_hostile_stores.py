@@ -12,6 +12,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import struct
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -341,6 +342,60 @@ def endless_trigger(project):
     )
 
 
+def endless_trigger_in_capitals(project):
+    project.execute(
+        "create trigger endless after insert on Tags begin insert into params "
+        "with recursive n(k) as (select 1 union all select k + 1 from n) "
+        "select k, k, k from n; end"
+    )
+
+
+def endless_view_of_another_name(project):
+    project.execute("drop table experiment_tags")
+    project.execute(
+        "create view Experiment_Tags as with recursive n(k) as "
+        "(select 1 union all select k + 1 from n) "
+        "select k as key, k as value, k as experiment_id from n"
+    )
+    database = sqlite3.connect(project.path / "mlflow.db")
+    database.execute("pragma writable_schema = on")
+    database.execute(
+        "update sqlite_master set name = 'x', tbl_name = 'x', type = 'index' where type = 'view'"
+    )
+    database.commit()
+    database.close()
+
+
+def write_ahead_log_with_another_name(project):
+    project.execute("pragma journal_mode = wal")
+    (project.path / "mlflow.db-wal").unlink(missing_ok=True)
+    os.link(project.home / "thesis.tex", project.path / "mlflow.db-wal")
+
+
+def log_of_a_database_that_is_missing(project):
+    write_ahead_log_with_another_name(project)
+    (project.path / "mlflow.db").unlink()
+
+
+def pipe_as_a_journal(project):
+    os.mkfifo(project.path / "mlflow.db-journal")
+
+
+def journal_that_names_a_file(project):
+    """After it has undone a transaction, SQLite deletes the file that its journal names."""
+    project.execute("pragma journal_mode = delete")
+    database = sqlite3.connect(project.path / "mlflow.db")
+    (page,) = database.execute("pragma page_size").fetchone()
+    (pages,) = database.execute("pragma page_count").fetchone()
+    database.close()
+    magic = bytes.fromhex("d9d505f920a163d7")
+    name = bytes(project.home / "thesis.tex")
+    journal = (magic + struct.pack(">5I", 0, 1, pages, 512, page)).ljust(512, b"\0")
+    journal += struct.pack(">I", 2**30 // page + 1) + name
+    journal += struct.pack(">II", len(name), sum(name)) + magic
+    (project.path / "mlflow.db-journal").write_bytes(journal)
+
+
 def relative_link(project):
     (project.path / "linked.db").symlink_to(project.home / "places.sqlite")
     project.record(relative_path="../../linked.db", tracking_uri="sqlite:////nowhere/mlflow.db")
@@ -418,6 +473,12 @@ TRICKS = [
     huge_artifact,
     endless_view,
     endless_trigger,
+    endless_trigger_in_capitals,
+    endless_view_of_another_name,
+    write_ahead_log_with_another_name,
+    log_of_a_database_that_is_missing,
+    pipe_as_a_journal,
+    journal_that_names_a_file,
     relative_link,
     server_of_a_record,
     server_of_a_record_without_a_run,

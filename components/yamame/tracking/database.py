@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -25,6 +26,13 @@ _USED = (
     "logged_model_tags",
     "inputs",
 )
+_BESIDE = ("-journal", "-wal", "-shm")
+"""Ends of the names of files that SQLite keeps beside a database, and writes to."""
+_JOURNAL_END = bytes.fromhex("d9d505f920a163d7")
+"""End of a journal that names another one, which SQLite deletes after it has read both."""
+_CREATED = re.compile(r"create (table|view) (\"[^\"]+\"|'[^']+'|`[^`]+`|\[[^]]+\]|\w+)", re.I)
+"""Begin of the text that SQLite keeps of a table or view."""
+_INDEX = re.compile("create (unique )?index ", re.I)
 
 
 class ForeignDatabaseError(UsageError):
@@ -123,6 +131,7 @@ def check_is_store(database: Path, *, may_be_empty: bool) -> None:
             another version of MLflow.
     """
     uri = sqlite_uri(database)
+    check_beside(database)
     try:
         with open_regular(database) as file:
             first = file.read(len(_FIRST_BYTES))
@@ -152,6 +161,33 @@ def check_is_store(database: Path, *, may_be_empty: bool) -> None:
     _check_revision(uri, revision)
 
 
+def check_beside(database: Path) -> None:
+    """Check the files that SQLite keeps beside a database, which need not exist.
+
+    Raises:
+        ForeignDatabaseError: One of them is a link, also a hard one, a pipe, a directory or a
+            device; or the journal names another file, which SQLite would delete.
+    """
+    uri = sqlite_uri(database)
+    for end in _BESIDE:
+        path = database.with_name(f"{database.name}{end}")
+        try:
+            with open_regular(path) as file:
+                status = os.fstat(file.fileno())
+                file.seek(max(0, status.st_size - len(_JOURNAL_END)))
+                last = file.read()
+        except FileNotFoundError:
+            continue
+        except UnsafePathError as error:
+            raise ForeignDatabaseError(uri, f"{path.name}: {error.reason}") from error
+        if status.st_nlink > 1:
+            reason = f"{path.name} is to be written and has another name, too (a hard link)"
+            raise ForeignDatabaseError(uri, reason, "replace it by a copy")
+        # Only transactions of several databases at once, which MLflow never makes, end so.
+        if end == "-journal" and last == _JOURNAL_END:
+            raise ForeignDatabaseError(uri, f"{path.name} names another file")
+
+
 def _read_schema(database: Path) -> tuple[dict[str, str], str | None]:
     """Return the kinds of tables and views by name, and MLflow's revision of the tables.
 
@@ -162,18 +198,32 @@ def _read_schema(database: Path) -> tuple[dict[str, str], str | None]:
     # database with a write-ahead log.
     address = f"{database.absolute().as_uri()}?mode=ro&immutable=1"
     with closing(sqlite3.connect(address, uri=True)) as opened:
-        kinds = {}
-        query = "select tbl_name, type, sql from sqlite_master order by type = 'trigger'"
-        for name, kind, sql in opened.execute(query):
-            if kind == "index":
-                continue
-            is_virtual = str(sql).upper().startswith("CREATE VIRTUAL")
-            kinds[str(name)] = "virtual" if is_virtual else str(kind)
+        kinds: dict[str, str] = {}
+        query = "select name, sql from sqlite_master where sql is not null"
+        made = [_kinds_of(str(name), str(sql)) for name, sql in opened.execute(query)]
+        for found in sorted(made, key=lambda found: "trigger" in found.values()):
+            kinds |= found
         revision = None
         if kinds.get("alembic_version") == "table":
-            row = opened.execute("select * from alembic_version").fetchone()
+            row = opened.execute("select version_num from alembic_version").fetchone()
             revision = None if row is None else str(row[0])
     return kinds, revision
+
+
+def _kinds_of(name: str, sql: str) -> dict[str, str]:
+    """Return the kinds of the tables that an entry of a schema makes or watches, by name.
+
+    SQLite makes of an entry what its text says, and does not tell capitals from small letters.
+    """
+    if _INDEX.match(sql):
+        return {}
+    created = _CREATED.match(sql)
+    if created is not None:
+        return {created[2].strip("\"'`[]").lower(): created[1].lower()}
+    # A trigger or a virtual table, or a text that was changed by hand.
+    kind = "trigger" if sql.upper().startswith("CREATE TRIGGER") else "virtual"
+    words = set(re.findall(r"\w+", sql.lower()))
+    return dict.fromkeys([name.lower(), *words.intersection(_USED)], kind)
 
 
 def _check_revision(uri: str, revision: str | None) -> None:

@@ -29,6 +29,7 @@ from yamame.system.messages import one_line, print_stderr
 from yamame.tracking.database import SQLITE as SQLITE
 from yamame.tracking.database import (
     ForeignDatabaseError,
+    check_beside,
     check_is_store,
     check_opens,
     create_tables,
@@ -332,6 +333,8 @@ def connect(tracking_uri: str, *, may_create: bool = True) -> "MlflowClient":
         warnings.simplefilter("ignore")
         if database is not None and os.path.lexists(database):
             check_is_store(database, may_be_empty=may_create)
+        elif database is not None:
+            check_beside(database)
 
         from mlflow.tracking import MlflowClient
 
