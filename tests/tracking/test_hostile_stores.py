@@ -15,6 +15,7 @@ import stat
 import struct
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from yamame.checks import UsageError
@@ -22,7 +23,7 @@ from yamame.tracking import MLflowTracker, send_rest
 from yamame.tracking.database import sqlite_uri
 from yamame.tracking.history import RunReader, download_artifacts
 from yamame.tracking.mlflow_store import MLflowRun, connect
-from yamame.tracking.places import repository_of
+from yamame.tracking.places import local_place, repository_of
 
 SECRET = b"ten years of work"
 PASSWORD = "correct-horse"
@@ -682,3 +683,13 @@ def test_folders_with_odd_names_hold_a_store(empty_store, tmp_path, name):
     assert sorted(path.name for path in folder.iterdir()) == ["file", "mlflow.db", "mlruns"]
     if "?" not in name:  # MLflow makes an empty folder of the escaped name
         assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("folder", ["a#b", "a;b", "what?", "a b"])
+def test_an_experiment_that_mlflow_made_in_a_folder_with_an_odd_name(folder):
+    """MLflow writes such a place as a plain path."""
+    run_id = "0" * 32
+    uri = f"/home/you/{folder}/mlruns/1/{run_id}/artifacts"
+    database = Path("/home/you") / folder / "mlflow.db"
+    place = local_place(sqlite_uri(database), run_id, uri)
+    assert place == database.parent / "mlruns" / "1" / run_id / "artifacts"
