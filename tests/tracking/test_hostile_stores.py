@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from yamame.checks import UsageError
 from yamame.tracking import MLflowTracker, send_rest
-from yamame.tracking.database import sqlite_uri
+from yamame.tracking.database import database_of, sqlite_uri
 from yamame.tracking.history import RunReader, download_artifacts
 from yamame.tracking.mlflow_store import MLflowRun, connect
 from yamame.tracking.places import local_place, repository_of
@@ -630,6 +630,7 @@ def test_a_database_of_another_program_is_refused_unread(tmp_path, make):
     before = fingerprint(path)
     for use_it in (
         lambda: connect(f"sqlite:///{path}"),
+        lambda: connect(f"sqlite+pysqlite:///{path}"),
         lambda: MLflowRun.create(f"sqlite:///{path}", "yamame", name="a", tags={}),
         lambda: MLflowRun.reopen(f"sqlite:///{path}", "0" * 32),
         lambda: RunReader.open(f"sqlite:///{path}", "yamame"),
@@ -693,3 +694,9 @@ def test_an_experiment_that_mlflow_made_in_a_folder_with_an_odd_name(folder):
     database = Path("/home/you") / folder / "mlflow.db"
     place = local_place(sqlite_uri(database), run_id, uri)
     assert place == database.parent / "mlruns" / "1" / run_id / "artifacts"
+
+
+@pytest.mark.parametrize("name", ["file:app.db", "%66ile:/home/you/app.db", "app.db?mode=rwc"])
+def test_an_address_that_only_sqlite_reads_as_another_file_is_refused(name):
+    with pytest.raises(UsageError, match="must be a store"):
+        database_of(f"sqlite:///{name}")

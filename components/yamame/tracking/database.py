@@ -10,12 +10,12 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from yamame.checks import UsageError
-from yamame.files.paths import UnsafePathError, open_regular
+from yamame.files.paths import UnsafePathError, check_regular, open_regular
 from yamame.system.installed import version_of
 
 SQLITE = "sqlite:///"
+_KINDS = ("sqlite", "sqlite+pysqlite")
 _SCHEMA = Path(__file__).with_name("mlflow_schema.sql")
-_FIRST_BYTES = b"SQLite format 3\0"
 _TABLES = ("experiments", "runs", "metrics", "params", "tags")
 """Tables that MLflow's database had in every version."""
 _USED = (
@@ -53,16 +53,21 @@ def database_of(tracking_uri: str) -> Path | None:
     """Return the file of a SQLite store; None for another kind of store.
 
     Raises:
-        ForeignDatabaseError: The address has options after a ``?``, which could name another file.
+        ForeignDatabaseError: The address has options after a ``?``, or is an address for SQLite,
+            which could name another file.
     """
-    if not tracking_uri.startswith(SQLITE):
+    kind, mark, name = tracking_uri.partition(":///")
+    if not mark or kind not in _KINDS:
         return None
-    name = tracking_uri.removeprefix(SQLITE)
     if "?" in name:
         remedy = "write a question mark in a file's name as %3F"
         raise ForeignDatabaseError(tracking_uri, "it has options after '?'", remedy)
     # SQLAlchemy, which opens the file, decodes the name in the same way.
-    return Path(unquote(name))
+    name = unquote(name)
+    # SQLite would open what follows, with options of its own.
+    if name.startswith("file:"):
+        raise ForeignDatabaseError(tracking_uri, "it begins with 'file:'", "name the file alone")
+    return Path(name)
 
 
 def sqlite_uri(database: Path) -> str:
@@ -117,7 +122,8 @@ def check_opens(database: Path) -> None:
 
 
 def check_is_store(database: Path, *, may_be_empty: bool) -> None:
-    """Check that an existing file is a database of the installed MLflow. It is only read.
+    """Check that an existing file is a database of the installed MLflow. It is only read, and only
+    by SQLite: the system drops the locks that a process holds on a file when this closes it once.
 
     MLflow would create its tables in any SQLite file, as in that of a browser, and add missing
     tables to a database of another version.
@@ -133,16 +139,14 @@ def check_is_store(database: Path, *, may_be_empty: bool) -> None:
     uri = sqlite_uri(database)
     check_beside(database)
     try:
-        with open_regular(database) as file:
-            first = file.read(len(_FIRST_BYTES))
+        check_regular(database)
     except UnsafePathError as error:
         raise ForeignDatabaseError(uri, error.reason, "name another file") from error
-    if first and first != _FIRST_BYTES:
-        raise ForeignDatabaseError(uri, "the file is not a database of SQLite")
-
     try:
         kinds, revision = _read_schema(database)
     except sqlite3.Error as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+            raise ForeignDatabaseError(uri, "the file is not a database of SQLite") from error
         raise ForeignDatabaseError(uri, f"the file is damaged: {error}") from error
     if not kinds and may_be_empty:
         log = database.with_name(f"{database.name}-wal")
@@ -170,22 +174,27 @@ def check_beside(database: Path) -> None:
     """
     uri = sqlite_uri(database)
     for end in _BESIDE:
-        path = database.with_name(f"{database.name}{end}")
+        path = Path(f"{database}{end}")
         try:
-            with open_regular(path) as file:
-                status = os.fstat(file.fileno())
-                file.seek(max(0, status.st_size - len(_JOURNAL_END)))
-                last = file.read()
+            names = check_regular(path).st_nlink
+            # Only transactions of several databases at once, which MLflow never makes, end so.
+            names_another = end == "-journal" and _last_bytes(path) == _JOURNAL_END
         except FileNotFoundError:
             continue
         except UnsafePathError as error:
             raise ForeignDatabaseError(uri, f"{path.name}: {error.reason}") from error
-        if status.st_nlink > 1:
+        if names > 1:
             reason = f"{path.name} is to be written and has another name, too (a hard link)"
             raise ForeignDatabaseError(uri, reason, "replace it by a copy")
-        # Only transactions of several databases at once, which MLflow never makes, end so.
-        if end == "-journal" and last == _JOURNAL_END:
+        if names_another:
             raise ForeignDatabaseError(uri, f"{path.name} names another file")
+
+
+def _last_bytes(journal: Path) -> bytes:
+    with open_regular(journal) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - len(_JOURNAL_END)))
+        return file.read()
 
 
 def _read_schema(database: Path) -> tuple[dict[str, str], str | None]:
