@@ -351,6 +351,30 @@ def endless_trigger_in_capitals(project):
     )
 
 
+def endless_trigger_in_the_log(project):
+    path = project.path / "mlflow.db"
+    database = sqlite3.connect(path)
+    database.execute("pragma journal_mode = wal")
+    database.execute("pragma wal_autocheckpoint = 0")
+    database.execute(
+        "create trigger endless after insert on tags begin insert into params "
+        "with recursive n(k) as (select 1 union all select k + 1 from n) "
+        "select k, k, k from n; end"
+    )
+    database.commit()
+    copies = {end: Path(f"{path}{end}").read_bytes() for end in ("", "-wal")}
+    database.close()
+    for end, content in copies.items():
+        Path(f"{path}{end}").write_bytes(content)
+
+
+def tag_that_is_no_list(project):
+    project.execute(
+        "insert or replace into tags values ('mlflow.loggedArtifacts', '[1', ?)", project.run_id
+    )
+    project.spool({"table": "t.json", "content": {"a": [1]}}, {"tags": {"later": "1"}})
+
+
 def endless_view_of_another_name(project):
     project.execute("drop table experiment_tags")
     project.execute(
@@ -475,6 +499,7 @@ TRICKS = [
     endless_view,
     endless_trigger,
     endless_trigger_in_capitals,
+    endless_trigger_in_the_log,
     endless_view_of_another_name,
     write_ahead_log_with_another_name,
     log_of_a_database_that_is_missing,
@@ -503,6 +528,13 @@ def test_a_store_or_record_of_a_stranger_reaches_nothing_outside(project, tmp_pa
     assert snapshot(project.home) == before
     assert ear.requests == []
     assert not any(SECRET in content for content in read if content)
+
+
+def test_a_tag_that_is_no_list_holds_nothing_up(project):
+    tag_that_is_no_list(project)
+    send_rest(project.directory)
+    run = connect(project.uri).get_run(project.run_id)
+    assert run.data.tags["later"] == "1"
 
 
 def test_an_honest_project_is_read_and_written_also_after_it_was_moved(project, tmp_path):

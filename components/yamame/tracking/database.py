@@ -5,7 +5,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -142,16 +142,45 @@ def check_is_store(database: Path, *, may_be_empty: bool) -> None:
         check_regular(database)
     except UnsafePathError as error:
         raise ForeignDatabaseError(uri, error.reason, "name another file") from error
+    _check_schema(database, may_be_empty=may_be_empty)
+    # The log and the journal can hold other tables than the file, which SQLite brings in.
+    if _logs(database):
+        _check_schema(database, may_be_empty=may_be_empty, mode="rw")
+
+
+def _logs(database: Path) -> list[Path]:
+    """Return the log and the journal of a database, of those that are not empty."""
+    found = []
+    for end in ("-wal", "-journal"):
+        path = Path(f"{database}{end}")
+        with suppress(FileNotFoundError):  # other processes make and delete them
+            if path.stat().st_size > 0:
+                found.append(path)
+    return found
+
+
+def _check_schema(database: Path, *, may_be_empty: bool, mode: str = "ro&immutable=1") -> None:
+    """Check the tables of a database, see `check_is_store`.
+
+    Args:
+        database: The file.
+        may_be_empty: Accept a database without tables.
+        mode: How to open it. An immutable file is read without locks and without the files that
+            SQLite creates beside a database with a write-ahead log.
+    """
+    uri = sqlite_uri(database)
     try:
-        kinds, revision = _read_schema(database)
+        kinds, revision = _read_schema(database, mode)
     except sqlite3.Error as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        if code == sqlite3.SQLITE_BUSY and mode == "rw":
+            return  # locked by another process, which has checked it
+        if code == sqlite3.SQLITE_NOTADB:
             raise ForeignDatabaseError(uri, "the file is not a database of SQLite") from error
         raise ForeignDatabaseError(uri, f"the file is damaged: {error}") from error
     if not kinds and may_be_empty:
-        log = database.with_name(f"{database.name}-wal")
-        # Tables that were only just created may still be in the write-ahead log alone.
-        if log.exists() and log.stat().st_size > 0:
+        # Tables that were only just created may still be in one of these alone.
+        for log in _logs(database):
             raise ForeignDatabaseError(uri, f"{log.name} holds changes of another program")
         return
 
@@ -197,16 +226,14 @@ def _last_bytes(journal: Path) -> bytes:
         return file.read()
 
 
-def _read_schema(database: Path) -> tuple[dict[str, str], str | None]:
+def _read_schema(database: Path, mode: str) -> tuple[dict[str, str], str | None]:
     """Return the kinds of tables and views by name, and MLflow's revision of the tables.
 
     A table of which a trigger watches the changes has the kind ``trigger``, another than a plain
     table the kind ``virtual``.
     """
-    # An immutable file is read without locks and without the files that SQLite creates beside a
-    # database with a write-ahead log.
-    address = f"{database.absolute().as_uri()}?mode=ro&immutable=1"
-    with closing(sqlite3.connect(address, uri=True)) as opened:
+    address = f"{database.absolute().as_uri()}?mode={mode}"
+    with closing(sqlite3.connect(address, uri=True, timeout=0.5)) as opened:
         kinds: dict[str, str] = {}
         query = "select name, sql from sqlite_master where sql is not null"
         made = [_kinds_of(str(name), str(sql)) for name, sql in opened.execute(query)]

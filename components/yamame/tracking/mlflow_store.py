@@ -15,7 +15,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -273,7 +273,9 @@ class MLflowRun:
             path.write_text(json.dumps(dict(content), indent=2))
             if not self._store_files(self.run_id, uri, path, folder):
                 return
-        known = json.loads(self.client.get_run(self.run_id).data.tags.get(_TABLES_TAG, "[]"))
+        known: list[Any] = []
+        with suppress(LookupError, ValueError, TypeError, RecursionError):  # a tag of somebody else
+            known += json.loads(self.client.get_run(self.run_id).data.tags[_TABLES_TAG])
         entry = {"path": file, "type": "table"}
         if entry not in known:
             self.client.set_tag(self.run_id, _TABLES_TAG, json.dumps([*known, entry]))
