@@ -15,6 +15,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from yamame.data import TrajectoryFormat, hdf5, minari, npz, runs, torchrl
+from yamame.data.hdf5_files import count_all, opened
 from yamame.data.sizes import Sizes
 from yamame.data.tensordict_files import read_folder
 from yamame.replay import TrajectoryReplayBuffer, pack
@@ -680,3 +681,26 @@ def test_episodes_of_very_different_lengths_take_little_memory(shape, monkeypatc
         assert torch.equal(store.get([place])[0]["observation"][:num], expected)
     # The longest episode alone is longer than a chunk.
     assert sorted(padded)[-2] <= 2 * 64
+
+
+def test_bytes_with_many_names_count_once_on_the_disk():
+    sizes = Sizes()
+    sizes.add("a", 2**29, 2**24, identity=1)
+    sizes.add("b", 2**29, 2**24, identity=1)
+    with pytest.raises(ValueError, match=r"c: arrays of 2.0 GiB"):
+        sizes.add("c", 2**30, 2**24, identity=1)
+    Sizes().add("d", 2**31, 2**25)
+
+
+def test_names_of_one_array_count_once():
+    h5py = pytest.importorskip("h5py")
+    with h5py.File("names.h5", "w") as file:
+        array = file.create_dataset("a", data=np.zeros(2**16))
+        for number in range(300):
+            file[f"l{number}"] = array
+        file.create_dataset("b", data=np.ones(4))
+    sizes = Sizes()
+    with opened(Path("names.h5"), h5py, sizes) as tree:
+        count_all(tree)
+    assert sizes._read > 300 * sizes._stored / 2
+    assert sizes._stored == 2**19 + 32

@@ -127,6 +127,16 @@ def test_a_home_that_cannot_be_written_to_and_damaged_lines_are_no_failure(run, 
     assert recorded(run, CONFIG) == NOTHING
 
 
+@pytest.mark.parametrize("line", [b"[" * 100_000, b'{"path": "a\\u0000b"}', b"\xff", b"9" * 5000])
+def test_a_line_of_garbage_hides_no_other(run, record, monkeypatch, line):
+    record.write_bytes(line + b"\n" + record.read_bytes())
+    assert recorded(run, CONFIG).files
+    monkeypatch.setattr(trust_record, "_LARGEST", 1)
+    record_run(run, {**CONFIG, "env": {**ENV, "id": "pusher_lab:New-v0"}})
+    assert line not in record.read_bytes()
+    assert recorded(run, CONFIG).files
+
+
 def test_the_place_of_the_record(monkeypatch, tmp_path):
     monkeypatch.setenv(VARIABLE, "off")
     assert record_file() is None

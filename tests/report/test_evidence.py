@@ -263,3 +263,23 @@ def test_files_that_cannot_be_read_are_named_and_nothing_is_written(
 def test_a_folder_without_evidence_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"must be a folder with runs.csv and evaluations.csv"):
         read_evidence(tmp_path)
+
+
+def test_a_strangers_folder_is_read_without_links_and_control_characters(tmp_path, trained):
+    folder = tmp_path / "evidence"
+    keep(folder, [trained(0, 2.4)])
+    table = folder / "runs.csv"
+    text = table.read_text()
+    name = text.splitlines()[1].split(",")[1]
+    table.write_text(text.replace(f",{name},", f",{name}\x1b[2J\u202e,", 1))
+    names = [run.name for run in read_evidence(folder)]
+    assert f"{name}\\x1b[2J\\u202e" in names
+    for content in (b"\xff", b"x" * 2**18):
+        table.write_bytes(content)
+        with pytest.raises(UsageError, match=r"runs\.csv must be"):
+            read_evidence(folder)
+    table.unlink()
+    (tmp_path / "private.csv").write_text(text)
+    table.symlink_to(tmp_path / "private.csv")
+    with pytest.raises(UsageError, match="a link"):
+        read_evidence(folder)

@@ -3,14 +3,15 @@ that cannot be used is explained.
 """
 
 import json
+import os
 import shutil
 
 import pytest
 from yamame.checks import UsageError
 from yamame.tracking import MLflowTracker, read_metrics, send_rest
-from yamame.tracking.entries import parse_entry
+from yamame.tracking.entries import parse_entry, parse_metrics
 from yamame.tracking.follower import Follower
-from yamame.tracking.log import METRICS_FILE
+from yamame.tracking.log import LONGEST_LINE, METRICS_FILE
 from yamame.tracking.sender import ENTRIES_FILE, OFFSETS_FILE, Sender
 
 GOOD = {"step": 5, "time": 1.5, "metrics": {"train/loss": 0.5}}
@@ -217,3 +218,25 @@ def test_artifacts_and_tables_have_places_in_the_run(start, tmp_path):
         tracker.log_artifact(tmp_path / "config.yaml", folder="../x")
     with pytest.raises(UsageError, match="name"):
         tracker.log_table("../x", {"a": [1]})
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", [METRICS_FILE, ENTRIES_FILE])
+def test_a_file_that_pretends_to_be_large_is_refused_at_once(tmp_path, name):
+    (tmp_path / ".lock").touch()
+    (tmp_path / name).write_text(f"{metrics_line()}\n")
+    os.truncate(tmp_path / name, 2**42)
+    with pytest.raises(UsageError, match="its size"):
+        send_rest(tmp_path)
+
+
+def test_lines_without_end_and_many_damaged_ones_take_little_memory(tmp_path):
+    path = tmp_path / METRICS_FILE
+    path.write_bytes(b"x" * (2 * LONGEST_LINE) + b"\n" * 100_000 + metrics_line().encode() + b"\n")
+    follower = Follower(path, parse_metrics)
+    batch = follower.read_batch()
+    assert batch.num_damaged == 100_002
+    assert len(batch.damaged) == 20
+    assert batch.end == path.stat().st_size
+    assert len(batch.records) == 1
+    assert follower.line_numbers(batch.damaged[:2]) == [1, 2]

@@ -1,6 +1,8 @@
 """Runs as MLflow holds them, read back."""
 
 import math
+import shutil
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import yamame.tracking.history
 from yamame.checks import UsageError
 from yamame.tracking.history import RunReader
+from yamame.tracking.mlflow_store import MLflowRun
 from yamame.tracking.tracker import MLflowTracker
 
 
@@ -130,3 +133,22 @@ def test_an_experiment_without_runs_is_named(filled, tracking_uri):
     empty = reader.client.create_experiment("empty")
     with pytest.raises(UsageError, match="runs: the experiment has no run yet"):
         RunReader(reader.client, empty).read()
+
+
+def test_control_characters_of_a_stranger_are_escaped(empty_store, tmp_path):
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    run = MLflowRun.create(uri, "yamame", name="a", tags={"command": "x\x1b[2J"})
+    run.log_params({"seed": "1\x9b31m"})
+    run.log_metrics([("eval/x", 1.0, 1, 1)])
+    database = sqlite3.connect(tmp_path / "mlflow.db")
+    database.execute("update runs set name = ?", ("a\x1b]0;b\x07\u202e",))
+    for table in ("metrics", "latest_metrics"):
+        database.execute(f"update {table} set key = ?", ("eval/\x1b[31m",))
+    database.commit()
+    database.close()
+    (history,) = RunReader.open(uri, "yamame").read()
+    assert history.name == r"a\x1b]0;b\x07\u202e"
+    assert history.params == {"seed": r"1\x9b31m"}
+    assert history.tags["command"] == r"x\x1b[2J"
+    assert list(history.metrics) == [r"eval/\x1b[31m"]

@@ -12,16 +12,18 @@ import os
 import shutil
 import sqlite3
 import stat
+import struct
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from yamame.checks import UsageError
 from yamame.tracking import MLflowTracker, send_rest
-from yamame.tracking.database import sqlite_uri
+from yamame.tracking.database import database_of, sqlite_uri
 from yamame.tracking.history import RunReader, download_artifacts
 from yamame.tracking.mlflow_store import MLflowRun, connect
-from yamame.tracking.places import repository_of
+from yamame.tracking.places import local_place, repository_of
 
 SECRET = b"ten years of work"
 PASSWORD = "correct-horse"
@@ -341,6 +343,84 @@ def endless_trigger(project):
     )
 
 
+def endless_trigger_in_capitals(project):
+    project.execute(
+        "create trigger endless after insert on Tags begin insert into params "
+        "with recursive n(k) as (select 1 union all select k + 1 from n) "
+        "select k, k, k from n; end"
+    )
+
+
+def endless_trigger_in_the_log(project):
+    path = project.path / "mlflow.db"
+    database = sqlite3.connect(path)
+    database.execute("pragma journal_mode = wal")
+    database.execute("pragma wal_autocheckpoint = 0")
+    database.execute(
+        "create trigger endless after insert on tags begin insert into params "
+        "with recursive n(k) as (select 1 union all select k + 1 from n) "
+        "select k, k, k from n; end"
+    )
+    database.commit()
+    copies = {end: Path(f"{path}{end}").read_bytes() for end in ("", "-wal")}
+    database.close()
+    for end, content in copies.items():
+        Path(f"{path}{end}").write_bytes(content)
+
+
+def tag_that_is_no_list(project):
+    project.execute(
+        "insert or replace into tags values ('mlflow.loggedArtifacts', '[1', ?)", project.run_id
+    )
+    project.spool({"table": "t.json", "content": {"a": [1]}}, {"tags": {"later": "1"}})
+
+
+def endless_view_of_another_name(project):
+    project.execute("drop table experiment_tags")
+    project.execute(
+        "create view Experiment_Tags as with recursive n(k) as "
+        "(select 1 union all select k + 1 from n) "
+        "select k as key, k as value, k as experiment_id from n"
+    )
+    database = sqlite3.connect(project.path / "mlflow.db")
+    database.execute("pragma writable_schema = on")
+    database.execute(
+        "update sqlite_master set name = 'x', tbl_name = 'x', type = 'index' where type = 'view'"
+    )
+    database.commit()
+    database.close()
+
+
+def write_ahead_log_with_another_name(project):
+    project.execute("pragma journal_mode = wal")
+    (project.path / "mlflow.db-wal").unlink(missing_ok=True)
+    os.link(project.home / "thesis.tex", project.path / "mlflow.db-wal")
+
+
+def log_of_a_database_that_is_missing(project):
+    write_ahead_log_with_another_name(project)
+    (project.path / "mlflow.db").unlink()
+
+
+def pipe_as_a_journal(project):
+    os.mkfifo(project.path / "mlflow.db-journal")
+
+
+def journal_that_names_a_file(project):
+    """After it has undone a transaction, SQLite deletes the file that its journal names."""
+    project.execute("pragma journal_mode = delete")
+    database = sqlite3.connect(project.path / "mlflow.db")
+    (page,) = database.execute("pragma page_size").fetchone()
+    (pages,) = database.execute("pragma page_count").fetchone()
+    database.close()
+    magic = bytes.fromhex("d9d505f920a163d7")
+    name = bytes(project.home / "thesis.tex")
+    journal = (magic + struct.pack(">5I", 0, 1, pages, 512, page)).ljust(512, b"\0")
+    journal += struct.pack(">I", 2**30 // page + 1) + name
+    journal += struct.pack(">II", len(name), sum(name)) + magic
+    (project.path / "mlflow.db-journal").write_bytes(journal)
+
+
 def relative_link(project):
     (project.path / "linked.db").symlink_to(project.home / "places.sqlite")
     project.record(relative_path="../../linked.db", tracking_uri="sqlite:////nowhere/mlflow.db")
@@ -418,6 +498,13 @@ TRICKS = [
     huge_artifact,
     endless_view,
     endless_trigger,
+    endless_trigger_in_capitals,
+    endless_trigger_in_the_log,
+    endless_view_of_another_name,
+    write_ahead_log_with_another_name,
+    log_of_a_database_that_is_missing,
+    pipe_as_a_journal,
+    journal_that_names_a_file,
     relative_link,
     server_of_a_record,
     server_of_a_record_without_a_run,
@@ -441,6 +528,13 @@ def test_a_store_or_record_of_a_stranger_reaches_nothing_outside(project, tmp_pa
     assert snapshot(project.home) == before
     assert ear.requests == []
     assert not any(SECRET in content for content in read if content)
+
+
+def test_a_tag_that_is_no_list_holds_nothing_up(project):
+    tag_that_is_no_list(project)
+    send_rest(project.directory)
+    run = connect(project.uri).get_run(project.run_id)
+    assert run.data.tags["later"] == "1"
 
 
 def test_an_honest_project_is_read_and_written_also_after_it_was_moved(project, tmp_path):
@@ -568,6 +662,7 @@ def test_a_database_of_another_program_is_refused_unread(tmp_path, make):
     before = fingerprint(path)
     for use_it in (
         lambda: connect(f"sqlite:///{path}"),
+        lambda: connect(f"sqlite+pysqlite:///{path}"),
         lambda: MLflowRun.create(f"sqlite:///{path}", "yamame", name="a", tags={}),
         lambda: MLflowRun.reopen(f"sqlite:///{path}", "0" * 32),
         lambda: RunReader.open(f"sqlite:///{path}", "yamame"),
@@ -621,3 +716,19 @@ def test_folders_with_odd_names_hold_a_store(empty_store, tmp_path, name):
     assert sorted(path.name for path in folder.iterdir()) == ["file", "mlflow.db", "mlruns"]
     if "?" not in name:  # MLflow makes an empty folder of the escaped name
         assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("folder", ["a#b", "a;b", "what?", "a b"])
+def test_an_experiment_that_mlflow_made_in_a_folder_with_an_odd_name(folder):
+    """MLflow writes such a place as a plain path."""
+    run_id = "0" * 32
+    uri = f"/home/you/{folder}/mlruns/1/{run_id}/artifacts"
+    database = Path("/home/you") / folder / "mlflow.db"
+    place = local_place(sqlite_uri(database), run_id, uri)
+    assert place == database.parent / "mlruns" / "1" / run_id / "artifacts"
+
+
+@pytest.mark.parametrize("name", ["file:app.db", "%66ile:/home/you/app.db", "app.db?mode=rwc"])
+def test_an_address_that_only_sqlite_reads_as_another_file_is_refused(name):
+    with pytest.raises(UsageError, match="must be a store"):
+        database_of(f"sqlite:///{name}")

@@ -45,7 +45,10 @@ class StoredArray:
         """Add the size of the array, once."""
         if self._sizes is not None:
             read = math.prod(self.shape) * self.dtype.itemsize
-            self._sizes.add(self._name, read, self._dataset.id.get_storage_size())
+            stored = self._dataset.id.get_storage_size()
+            # The name of the file as well: it is opened again for each of several.
+            identity = (self._dataset.file.filename, hash(self._dataset.id))
+            self._sizes.add(self._name, read, stored, identity=identity)
             self._sizes = None
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

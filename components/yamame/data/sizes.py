@@ -1,5 +1,7 @@
 """Limits on the memory that data sets ask for."""
 
+from collections.abc import Hashable
+
 from yamame.checks import UsageError
 
 _ALWAYS_READ = 2**30
@@ -27,20 +29,26 @@ them without compression, as np.savez does
     def __init__(self) -> None:
         self._read = 0
         self._stored = 0
+        self._known: set[Hashable] = set()
 
-    def add(self, name: str, read: int, stored: int) -> None:
+    def add(self, name: str, read: int, stored: int, *, identity: Hashable = None) -> None:
         """Count an array, or the arrays of a file, before they are read.
 
         Args:
             name: Name of the file in messages.
             read: Bytes of the arrays in memory.
             stored: Bytes on the disk.
+            identity: What is equal for two names (hard links) of the same bytes; they take the disk
+                once. None if there is one name.
 
         Raises:
             UsageError: All arrays together ask for far more memory than they take on the disk.
         """
         self._read += read
-        self._stored += stored
+        if identity is None or identity not in self._known:
+            self._stored += stored
+        if identity is not None:
+            self._known.add(identity)
         if self._read > max(_ALWAYS_READ, _MOST_PER_STORED * self._stored):
             raise UsageError(
                 f"{name}: arrays of {self._read / _GIB:.1f} GiB must not be stored in "

@@ -133,7 +133,8 @@ def _read_tensor(folder: Path, key: str, entry: dict[str, Any], sizes: Sizes) ->
     status = check_regular(path)
     condition = f"be at least {num_bytes} bytes, which {META} declares"
     require(str(path), "size", status.st_size, status.st_size >= num_bytes, condition)
-    sizes.add(str(path), num_bytes, getattr(status, "st_blocks", status.st_size) * _BLOCK)
+    stored = getattr(status, "st_blocks", status.st_size) * _BLOCK
+    sizes.add(str(path), num_bytes, stored, identity=(status.st_dev, status.st_ino))
 
     with open_regular(path) as file:
         # Copied on write: torch warns about memory that it must not write to.

@@ -216,7 +216,7 @@ def _entries(file: Path) -> Iterator[dict[str, Any]]:
     for line in content.splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # cut off by a full disk
         if isinstance(entry, dict):
             yield entry
@@ -272,7 +272,7 @@ def _prune(file: Path, line: str) -> None:
     """Replace the record by its lines about directories that still exist, and another line."""
     kept = []
     for entry in _entries(file):
-        with contextlib.suppress(OSError, TypeError, KeyError):
+        with contextlib.suppress(OSError, TypeError, KeyError, ValueError):
             identity = _identity(Path(entry["path"]))
             if identity.items() <= entry.items():
                 kept.append(json.dumps(entry) + "\n")

@@ -8,7 +8,9 @@ settings that groups, tables and comparisons need.
 """
 
 import csv
+import io
 import math
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -21,13 +23,14 @@ import pandas as pd
 from yamame.checks import SettingError, UsageError, at_source
 from yamame.files.atomic import atomic_writer
 from yamame.files.identity import is_a_setting, key_of
+from yamame.files.paths import read_regular
 from yamame.report.content import metric_of
 from yamame.report.csv_files import csv_bytes, unguarded
 from yamame.report.estimates import crossings, less_is_better
 from yamame.report.expected import Expected
 from yamame.report.groups import Group, Section
 from yamame.report.settings import Command, environment, identity, settings
-from yamame.system.messages import one_line
+from yamame.system.messages import one_line, printable
 from yamame.tracking.history import (
     AXIS_TAG,
     CHANGED_TAG,
@@ -387,15 +390,17 @@ def _read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     Raises:
         UsageError: The file has other columns, or a row with another number of cells.
     """
-    if not path.is_file():
+    if not os.path.lexists(path):
         return pd.DataFrame(columns=list(columns), dtype=object)
     # Not pandas.read_csv: it accepts rows that are too short.
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.reader(file)
-        header: list[str] = []
-        rows = []
+    header: list[str] = []
+    rows = []
+    try:
+        # The folder may come from somebody else, with links to other files.
+        content = read_regular(path).decode()
+        reader = csv.reader(io.StringIO(content, newline=""))
         for cells in reader:
-            texts = list(map(unguarded, cells))
+            texts = [printable(unguarded(cell)) for cell in cells]
             if not header:
                 header = texts
             elif len(texts) == len(header):
@@ -403,6 +408,9 @@ def _read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
             else:
                 message = f"{path}, line {reader.line_num}, must have {len(header)} cells"
                 raise UsageError(f"{message}, got {len(texts)}", key="evidence")
+    except (csv.Error, UnicodeDecodeError) as error:
+        message = f"{path} must be a CSV table in UTF-8, got another file"
+        raise UsageError(f"{message}: {error}", key="evidence") from error
     if header[: len(columns)] != list(columns):
         message = f"{path} must have the columns {', '.join(columns)}, got {', '.join(header)}"
         raise UsageError(message, key="evidence")

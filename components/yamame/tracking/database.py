@@ -2,19 +2,20 @@
 
 import fcntl
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote
 
 from yamame.checks import UsageError
-from yamame.files.paths import UnsafePathError, open_regular
+from yamame.files.paths import UnsafePathError, check_regular, open_regular
 from yamame.system.installed import version_of
 
 SQLITE = "sqlite:///"
+_KINDS = ("sqlite", "sqlite+pysqlite")
 _SCHEMA = Path(__file__).with_name("mlflow_schema.sql")
-_FIRST_BYTES = b"SQLite format 3\0"
 _TABLES = ("experiments", "runs", "metrics", "params", "tags")
 """Tables that MLflow's database had in every version."""
 _USED = (
@@ -25,6 +26,13 @@ _USED = (
     "logged_model_tags",
     "inputs",
 )
+_BESIDE = ("-journal", "-wal", "-shm")
+"""Ends of the names of files that SQLite keeps beside a database, and writes to."""
+_JOURNAL_END = bytes.fromhex("d9d505f920a163d7")
+"""End of a journal that names another one, which SQLite deletes after it has read both."""
+_CREATED = re.compile(r"create (table|view) (\"[^\"]+\"|'[^']+'|`[^`]+`|\[[^]]+\]|\w+)", re.I)
+"""Begin of the text that SQLite keeps of a table or view."""
+_INDEX = re.compile("create (unique )?index ", re.I)
 
 
 class ForeignDatabaseError(UsageError):
@@ -45,16 +53,21 @@ def database_of(tracking_uri: str) -> Path | None:
     """Return the file of a SQLite store; None for another kind of store.
 
     Raises:
-        ForeignDatabaseError: The address has options after a ``?``, which could name another file.
+        ForeignDatabaseError: The address has options after a ``?``, or is an address for SQLite,
+            which could name another file.
     """
-    if not tracking_uri.startswith(SQLITE):
+    kind, mark, name = tracking_uri.partition(":///")
+    if not mark or kind not in _KINDS:
         return None
-    name = tracking_uri.removeprefix(SQLITE)
     if "?" in name:
         remedy = "write a question mark in a file's name as %3F"
         raise ForeignDatabaseError(tracking_uri, "it has options after '?'", remedy)
     # SQLAlchemy, which opens the file, decodes the name in the same way.
-    return Path(unquote(name))
+    name = unquote(name)
+    # SQLite would open what follows, with options of its own.
+    if name.startswith("file:"):
+        raise ForeignDatabaseError(tracking_uri, "it begins with 'file:'", "name the file alone")
+    return Path(name)
 
 
 def sqlite_uri(database: Path) -> str:
@@ -109,7 +122,8 @@ def check_opens(database: Path) -> None:
 
 
 def check_is_store(database: Path, *, may_be_empty: bool) -> None:
-    """Check that an existing file is a database of the installed MLflow. It is only read.
+    """Check that an existing file is a database of the installed MLflow. It is only read, and only
+    by SQLite: the system drops the locks that a process holds on a file when this closes it once.
 
     MLflow would create its tables in any SQLite file, as in that of a browser, and add missing
     tables to a database of another version.
@@ -123,22 +137,50 @@ def check_is_store(database: Path, *, may_be_empty: bool) -> None:
             another version of MLflow.
     """
     uri = sqlite_uri(database)
+    check_beside(database)
     try:
-        with open_regular(database) as file:
-            first = file.read(len(_FIRST_BYTES))
+        check_regular(database)
     except UnsafePathError as error:
         raise ForeignDatabaseError(uri, error.reason, "name another file") from error
-    if first and first != _FIRST_BYTES:
-        raise ForeignDatabaseError(uri, "the file is not a database of SQLite")
+    _check_schema(database, may_be_empty=may_be_empty)
+    # The log and the journal can hold other tables than the file, which SQLite brings in.
+    if _logs(database):
+        _check_schema(database, may_be_empty=may_be_empty, mode="rw")
 
+
+def _logs(database: Path) -> list[Path]:
+    """Return the log and the journal of a database, of those that are not empty."""
+    found = []
+    for end in ("-wal", "-journal"):
+        path = Path(f"{database}{end}")
+        with suppress(FileNotFoundError):  # other processes make and delete them
+            if path.stat().st_size > 0:
+                found.append(path)
+    return found
+
+
+def _check_schema(database: Path, *, may_be_empty: bool, mode: str = "ro&immutable=1") -> None:
+    """Check the tables of a database, see `check_is_store`.
+
+    Args:
+        database: The file.
+        may_be_empty: Accept a database without tables.
+        mode: How to open it. An immutable file is read without locks and without the files that
+            SQLite creates beside a database with a write-ahead log.
+    """
+    uri = sqlite_uri(database)
     try:
-        kinds, revision = _read_schema(database)
+        kinds, revision = _read_schema(database, mode)
     except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        if code == sqlite3.SQLITE_BUSY and mode == "rw":
+            return  # locked by another process, which has checked it
+        if code == sqlite3.SQLITE_NOTADB:
+            raise ForeignDatabaseError(uri, "the file is not a database of SQLite") from error
         raise ForeignDatabaseError(uri, f"the file is damaged: {error}") from error
     if not kinds and may_be_empty:
-        log = database.with_name(f"{database.name}-wal")
-        # Tables that were only just created may still be in the write-ahead log alone.
-        if log.exists() and log.stat().st_size > 0:
+        # Tables that were only just created may still be in one of these alone.
+        for log in _logs(database):
             raise ForeignDatabaseError(uri, f"{log.name} holds changes of another program")
         return
 
@@ -152,28 +194,72 @@ def check_is_store(database: Path, *, may_be_empty: bool) -> None:
     _check_revision(uri, revision)
 
 
-def _read_schema(database: Path) -> tuple[dict[str, str], str | None]:
+def check_beside(database: Path) -> None:
+    """Check the files that SQLite keeps beside a database, which need not exist.
+
+    Raises:
+        ForeignDatabaseError: One of them is a link, also a hard one, a pipe, a directory or a
+            device; or the journal names another file, which SQLite would delete.
+    """
+    uri = sqlite_uri(database)
+    for end in _BESIDE:
+        path = Path(f"{database}{end}")
+        try:
+            names = check_regular(path).st_nlink
+            # Only transactions of several databases at once, which MLflow never makes, end so.
+            names_another = end == "-journal" and _last_bytes(path) == _JOURNAL_END
+        except FileNotFoundError:
+            continue
+        except UnsafePathError as error:
+            raise ForeignDatabaseError(uri, f"{path.name}: {error.reason}") from error
+        if names > 1:
+            reason = f"{path.name} is to be written and has another name, too (a hard link)"
+            raise ForeignDatabaseError(uri, reason, "replace it by a copy")
+        if names_another:
+            raise ForeignDatabaseError(uri, f"{path.name} names another file")
+
+
+def _last_bytes(journal: Path) -> bytes:
+    with open_regular(journal) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - len(_JOURNAL_END)))
+        return file.read()
+
+
+def _read_schema(database: Path, mode: str) -> tuple[dict[str, str], str | None]:
     """Return the kinds of tables and views by name, and MLflow's revision of the tables.
 
     A table of which a trigger watches the changes has the kind ``trigger``, another than a plain
     table the kind ``virtual``.
     """
-    # An immutable file is read without locks and without the files that SQLite creates beside a
-    # database with a write-ahead log.
-    address = f"{database.absolute().as_uri()}?mode=ro&immutable=1"
-    with closing(sqlite3.connect(address, uri=True)) as opened:
-        kinds = {}
-        query = "select tbl_name, type, sql from sqlite_master order by type = 'trigger'"
-        for name, kind, sql in opened.execute(query):
-            if kind == "index":
-                continue
-            is_virtual = str(sql).upper().startswith("CREATE VIRTUAL")
-            kinds[str(name)] = "virtual" if is_virtual else str(kind)
+    address = f"{database.absolute().as_uri()}?mode={mode}"
+    with closing(sqlite3.connect(address, uri=True, timeout=0.5)) as opened:
+        kinds: dict[str, str] = {}
+        query = "select name, sql from sqlite_master where sql is not null"
+        made = [_kinds_of(str(name), str(sql)) for name, sql in opened.execute(query)]
+        for found in sorted(made, key=lambda found: "trigger" in found.values()):
+            kinds |= found
         revision = None
         if kinds.get("alembic_version") == "table":
-            row = opened.execute("select * from alembic_version").fetchone()
+            row = opened.execute("select version_num from alembic_version").fetchone()
             revision = None if row is None else str(row[0])
     return kinds, revision
+
+
+def _kinds_of(name: str, sql: str) -> dict[str, str]:
+    """Return the kinds of the tables that an entry of a schema makes or watches, by name.
+
+    SQLite makes of an entry what its text says, and does not tell capitals from small letters.
+    """
+    if _INDEX.match(sql):
+        return {}
+    created = _CREATED.match(sql)
+    if created is not None:
+        return {created[2].strip("\"'`[]").lower(): created[1].lower()}
+    # A trigger or a virtual table, or a text that was changed by hand.
+    kind = "trigger" if sql.upper().startswith("CREATE TRIGGER") else "virtual"
+    words = set(re.findall(r"\w+", sql.lower()))
+    return dict.fromkeys([name.lower(), *words.intersection(_USED)], kind)
 
 
 def _check_revision(uri: str, revision: str | None) -> None:

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from yamame.files.paths import open_regular
 from yamame.tracking.entries import MetricRecord
-from yamame.tracking.log import is_plain_file
+from yamame.tracking.log import LONGEST_LINE, is_plain_file, parts_of
 
 POINTS_PER_BATCH = 1000
+_MOST_OFFSETS = 20
 
 
 @dataclass
@@ -22,13 +24,15 @@ class Batch:
         end: Offset of the first byte after the lines.
         records: Metrics, at most `POINTS_PER_BATCH` points unless a single record has more.
         entry: The entry that is no metrics, None if the lines are metrics.
-        damaged: Offsets of damaged lines in the batch.
+        damaged: Offsets of the first damaged lines in the batch, at most 20.
+        num_damaged: Number of damaged lines.
     """
 
     end: int
     records: list[MetricRecord] = field(default_factory=list)
     entry: dict[str, Any] | None = None
     damaged: list[int] = field(default_factory=list)
+    num_damaged: int = 0
 
     @property
     def num_points(self) -> int:
@@ -61,21 +65,28 @@ class Follower:
         self.offset = offset if _is_line_end(path, offset) else 0
 
     def read_batch(self) -> Batch | None:
-        """Return the lines that follow the offset; None if there is no further line."""
+        """Return the lines that follow the offset; None if there is no further line.
+
+        Raises:
+            UnsafePathError: The file is no regular one, or pretends to be larger than it is.
+        """
         if not is_plain_file(self.path):
             return None
 
         batch = Batch(self.offset)
         num_points = 0
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):
+            for line in parts_of(file):
+                is_whole = line.endswith(b"\n")
+                if not is_whole and len(line) < LONGEST_LINE:
                     break  # still being written, or cut off by the end of a process
-                entry = self._parse(line)
+                entry = self._parse(line) if is_whole else None
 
                 if entry is None:
-                    batch.damaged.append(batch.end)
+                    batch.num_damaged += 1
+                    if len(batch.damaged) < _MOST_OFFSETS:
+                        batch.damaged.append(batch.end)
                 elif isinstance(entry, MetricRecord):
                     num_points += len(entry.metrics)
                     if batch.records and num_points > POINTS_PER_BATCH:
@@ -114,14 +125,14 @@ class Follower:
     def line_numbers(self, offsets: Sequence[int]) -> list[int]:
         """Return the numbers, from 1, of the lines that hold the bytes at increasing offsets.
 
-        The file is read up to the last of them.
+        The file is read up to the last of them. Parts of very long lines count as lines.
         """
         numbers = []
         number = 0
         end = 0
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             for offset in offsets:
-                while end <= offset and (line := file.readline()):
+                while end <= offset and (line := file.readline(LONGEST_LINE)):
                     number += 1
                     end += len(line)
                 numbers.append(number)

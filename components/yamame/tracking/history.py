@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from yamame.checks import SettingError, UsageError, require_setting
 from yamame.files.paths import inside
-from yamame.system.messages import one_line, print_stderr
+from yamame.system.messages import one_line, print_stderr, printable
 from yamame.tracking.database import absolute_uri, database_of
 from yamame.tracking.mlflow_store import connect
 from yamame.tracking.pages import run_address
@@ -129,6 +129,8 @@ class RunReader:
     def read(self, wanted: Sequence[str] | str | None = None) -> list[RunHistory]:
         """Return the runs, oldest first, without the parent runs of sweeps.
 
+        Control characters in their texts, and lone surrogates, are written as escapes.
+
         Args:
             wanted: Names, patterns of names (``*``, ``?``) or ids, or a single one; None for all.
 
@@ -202,11 +204,11 @@ class RunReader:
             problem = one_line(error)
         return RunHistory(
             run_id=run.info.run_id,
-            name=_encodable(run.info.run_name or ""),
+            name=printable(run.info.run_name or ""),
             status=run.info.status,
             started_ms=run.info.start_time or 0,
-            params=_all_encodable(run.data.params),
-            tags=_all_encodable(run.data.tags),
+            params=_all_printable(run.data.params),
+            tags=_all_printable(run.data.tags),
             metrics=metrics,
             page=run_address(self.client.tracking_uri, self.experiment_id, run.info.run_id),
             problem=problem,
@@ -228,7 +230,7 @@ class RunReader:
             latest = dict(points[name])
             steps = np.array(list(latest), float)
             values = np.array(list(latest.values()), float)
-            metrics[name] = MetricHistory(
+            metrics[printable(name)] = MetricHistory(
                 steps, np.where(np.abs(values) < _LARGEST, values, np.nan)
             )
         return metrics
@@ -333,13 +335,8 @@ def _read_files(
     return copies
 
 
-def _encodable(text: str) -> str:
-    """Return a text whose lone surrogates, as JSON can hold, are written as escapes."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-def _all_encodable(values: Mapping[str, str]) -> dict[str, str]:
-    return {_encodable(name): _encodable(value) for name, value in values.items()}
+def _all_printable(values: Mapping[str, str]) -> dict[str, str]:
+    return {printable(name): printable(value) for name, value in values.items()}
 
 
 def _connect_to_existing(tracking_uri: str, problem: str) -> "MlflowClient":

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from yamame.checks import require
 from yamame.files.paths import open_descriptor, open_regular
@@ -19,7 +19,8 @@ from yamame.tracking.entries import parse_metrics
 
 METRICS_FILE = "metrics.jsonl"
 _CHUNK = 2**16
-_LONGEST_LINE = 2**24
+LONGEST_LINE = 2**24
+"""Bytes after which a line is cut, see `parts_of`."""
 
 
 class JsonLines:
@@ -96,6 +97,14 @@ def _end_of_last_line(path: Path) -> int:
     return 0
 
 
+def parts_of(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a file, and longer ones than `LONGEST_LINE` in parts.
+
+    A stranger's file may have a line without an end. Its parts count as damaged lines.
+    """
+    return iter(lambda: file.readline(LONGEST_LINE), b"")
+
+
 def read_metrics(directory: Path) -> Iterator[MetricRecord]:
     """Read the log of a run directory, during the run or after it.
 
@@ -126,8 +135,7 @@ def read_metrics(directory: Path) -> Iterator[MetricRecord]:
 
     last: dict[str, int] = {}
     with open_regular(path) as file:
-        # A stranger's file may have a line without an end; its parts count as damaged lines.
-        for line in iter(lambda: file.readline(_LONGEST_LINE), b""):
+        for line in parts_of(file):
             record = parse_metrics(line) if line.endswith(b"\n") else None
             if record is None:
                 continue

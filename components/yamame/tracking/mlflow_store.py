@@ -15,7 +15,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -29,6 +29,7 @@ from yamame.system.messages import one_line, print_stderr
 from yamame.tracking.database import SQLITE as SQLITE
 from yamame.tracking.database import (
     ForeignDatabaseError,
+    check_beside,
     check_is_store,
     check_opens,
     create_tables,
@@ -272,7 +273,9 @@ class MLflowRun:
             path.write_text(json.dumps(dict(content), indent=2))
             if not self._store_files(self.run_id, uri, path, folder):
                 return
-        known = json.loads(self.client.get_run(self.run_id).data.tags.get(_TABLES_TAG, "[]"))
+        known: list[Any] = []
+        with suppress(LookupError, ValueError, TypeError, RecursionError):  # a tag of somebody else
+            known += json.loads(self.client.get_run(self.run_id).data.tags[_TABLES_TAG])
         entry = {"path": file, "type": "table"}
         if entry not in known:
             self.client.set_tag(self.run_id, _TABLES_TAG, json.dumps([*known, entry]))
@@ -332,6 +335,8 @@ def connect(tracking_uri: str, *, may_create: bool = True) -> "MlflowClient":
         warnings.simplefilter("ignore")
         if database is not None and os.path.lexists(database):
             check_is_store(database, may_be_empty=may_create)
+        elif database is not None:
+            check_beside(database)
 
         from mlflow.tracking import MlflowClient
 

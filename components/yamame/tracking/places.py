@@ -75,7 +75,9 @@ def local_place(tracking_uri: str, owner: str, uri: str) -> Path | None:
         return None
 
     condition = f"lie in {database.parent / _FOLDERS[0]}/.../{owner}/{_ARTIFACTS}"
-    parts = _local_parts(uri)
+    start = max(uri.rfind(f"/{name}/") for name in _FOLDERS)
+    # What stands before is not used, and names of the user's folders may have any characters.
+    parts = _local_parts(uri[start:] if uri.startswith("/") and start >= 0 else uri)
     if parts is None or parts[-2:] != (owner, _ARTIFACTS):
         raise UnknownPlaceError(uri, condition)
     # The innermost one: a project may itself lie in a folder with this name.

@@ -33,7 +33,6 @@ OFFSETS_FILE = "mlflow.sent.json"
 _SHORTEST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 30.0
 _SILENT_FAILURE_S = 1.0
-_MOST_NUMBERS_PRINTED = 20
 
 
 class Sender:
@@ -286,8 +285,8 @@ def _report_damage(follower: Follower, batch: Batch) -> None:
     """Print the numbers of the damaged lines in a batch."""
     # Counted only now and not while reading, because damage is rare.
     numbers = follower.line_numbers(batch.damaged)
-    shown = ", ".join(map(str, numbers[:_MOST_NUMBERS_PRINTED]))
-    num_hidden = len(numbers) - _MOST_NUMBERS_PRINTED
+    shown = ", ".join(map(str, numbers))
+    num_hidden = batch.num_damaged - len(numbers)
     if num_hidden > 0:
         shown += f" and {num_hidden} more"
     print_stderr(f"{follower.path}: damaged, and not sent: line {shown}")
