@@ -357,13 +357,6 @@ def test_a_check_that_user_code_fails_in_a_run_is_an_error_of_that_code(fail, tm
     assert f"# {place}\n" in (tmp_path / "runs/a/error.txt").read_text()
 
 
-def test_a_setting_that_an_own_class_hands_to_one_without_it_is_a_mistake(fail, tmp_path):
-    status, _, errors = fail(None, None, "+encoder.nope=3")
-    assert status == 2, errors
-    assert errors == "train: encoder.nope: must be an argument of parts.Encoder, got 3\n"
-    assert not (tmp_path / "runs").exists()
-
-
 def test_the_traceback_is_printed_on_request(fail, monkeypatch):
     for place, value, wanted in (
         ("Encoder.__init__", "1", True),

@@ -5,12 +5,10 @@ Errors of constructors get the dotted key of the mapping, so that they name the 
 wrong. Neither Hydra nor OmegaConf is needed.
 """
 
-import inspect
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from yamame.checks import ArgumentError, BuildError, SettingError, UsageError
+from yamame.checks import ArgumentError, BuildError, UsageError
 from yamame.files.trusted import OURS, SPECIAL, locate
 from yamame.system.messages import OutsideError, described, first_line
 from yamame.system.user_code import user_code
@@ -21,7 +19,6 @@ are negative, overflow or need more memory than there is. An error of another ty
 class of ours; other libraries raise any type for wrong arguments."""
 _SIZE_ERRORS = (OverflowError, MemoryError, RuntimeError)
 """Those of them that may be about a size that is known at run time only."""
-_UNKNOWN = re.compile(r"got an unexpected keyword argument '(\w+)'")
 
 
 def build_node(
@@ -61,11 +58,7 @@ def build_node(
             # Python raises a TypeError for wrong names of arguments before any user code runs.
             with user_code(f"{key} ({node['_target_']})"):
                 return target(*positional, *args, **arguments)
-        except OutsideError as error:
-            name = _unknown_name(error, target)
-            if name in settings:
-                condition = f"be an argument of {node['_target_']}"
-                raise SettingError(f"{key}.{name}", settings[name], condition) from error
+        except OutsideError:
             raise  # a failure of something else, not of the configuration
         except UsageError as error:
             _locate(error, key, settings)
@@ -104,16 +97,6 @@ def _locate(error: UsageError, key: str, settings: Mapping[str, Any]) -> None:
         # Texts are compared, because tensors have no truth value and NaN is not equal to itself.
         in_settings = error.name in settings
         error.is_setting = in_settings and repr(settings[error.name]) == repr(error.value)
-
-
-def _unknown_name(error: OutsideError, target: Any) -> str | None:
-    """Return the keyword that a constructor passed on, as ``**settings``, to one that lacks it."""
-    match = _UNKNOWN.search(first_line(error.__cause__)) if error.__cause__ else None
-    if match is None or not isinstance(error.__cause__, TypeError):
-        return None
-    function = target.__init__ if inspect.isclass(target) else target
-    is_passed_on = match[1] not in inspect.signature(function).parameters
-    return match[1] if is_passed_on else None
 
 
 def _numbers(arguments: Mapping[str, Any]) -> dict[str, float]:
