@@ -10,6 +10,7 @@ truncated.
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, get_args
 
 import numpy as np
@@ -26,6 +27,7 @@ from yamame.transforms import context_values
 from yamame_envs.context import ContextEnv
 from yamame_envs.env_state import EnvState, choose, restore
 from yamame_envs.former_hooks import BATCHED_HOOKS, former_attribute, link_former_names
+from yamame_envs.hooks import begun, check_observed, drawn_tasks, moved
 from yamame_envs.split import FEWEST, Identity, Split, draw_side, hash_of
 from yamame_envs.streams import fold
 from yamame_envs.tasks import TaskQueue, Tensors, sent
@@ -132,7 +134,7 @@ class BatchedEnv(ContextEnv):
         """
         if self.split == "all" or self._is_split:
             return
-        drawn = self.draw_tasks(fold(torch.arange(_PROBED_TASKS), 0))
+        drawn = drawn_tasks(self, fold(torch.arange(_PROBED_TASKS), 0))
         count = len(self.task_hash(drawn).unique())
         conditions = ["be all"]
         for name, identity in self.identities.items():
@@ -157,7 +159,8 @@ class BatchedEnv(ContextEnv):
         They are on the side of the split that episodes play (`yamame_envs.split`).
         """
         self.check_split()
-        task = draw_side(self.draw_tasks, self.task_hash, task_seed, self.split, self.label)
+        draw = partial(drawn_tasks, self)
+        task = draw_side(draw, self.task_hash, task_seed, self.split, self.label)
         names = sorted(task)
         is_free = _RESERVED_NAMES.isdisjoint(names)
         condition = f"return no entry {' or '.join(sorted(_RESERVED_NAMES))}"
@@ -180,7 +183,7 @@ class BatchedEnv(ContextEnv):
         """True if there are too few tasks for a split, so that an evaluation plays all of them."""
         if self.split != "all":
             return False
-        drawn = self.draw_tasks(fold(torch.arange(_PROBED_TASKS), 0))
+        drawn = drawn_tasks(self, fold(torch.arange(_PROBED_TASKS), 0))
         return len(self.task_hash(drawn).unique()) < FEWEST
 
     def _identity_of(self, task: Tensors) -> list[str]:
@@ -336,13 +339,15 @@ class BatchedEnv(ContextEnv):
     def _begin_tasks(self, begins: Tensor, task: Tensors) -> None:
         env_state = self.env_state
         step_index = torch.zeros_like(begins, dtype=torch.int64).unsqueeze(-1)
-        state = {"step_index": step_index, **self.begin(task)}
+        state = {"step_index": step_index, **begun(self, task, len(begins))}
         timestep = self._first_timestep(task, state)
         if env_state.task:
             if task is not env_state.task:
                 task = choose(begins, task, env_state.task)
             state = choose(begins, state, env_state.state)
             timestep = choose(begins, timestep, env_state.timestep)
+        else:
+            check_observed(self, timestep)
         env_state.task = task
         env_state.state = state
         env_state.timestep = timestep
@@ -428,7 +433,7 @@ class BatchedEnv(ContextEnv):
             self._faults[0].logical_or_(~in_bounds.all())
             # A wrong index on a device would end the process.
             action = torch.where(in_bounds, action, low.to(action.dtype))
-        state, reward, success = self.transition(env_state.task, env_state.state, action)
+        state, reward, success = moved(self, env_state.task, env_state.state, action)
         state["step_index"] = env_state.state["step_index"] + 1
         terminated = success | (state["step_index"] >= self.task_limit(env_state.task))
         if "ended" in state:
