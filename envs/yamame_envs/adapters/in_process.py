@@ -244,7 +244,7 @@ class InProcessEnvs:
         for position, env_id in enumerate(env_ids):
             try:
                 step = self._envs[env_id].step(values[position])
-                observation, reward, is_terminated, is_truncated, info = step
+                observation, reward, is_terminated, is_truncated, info = _read_step(step)
                 self._write(observation, position, arrays)
                 rewards[position] = read_reward(reward)
                 terminated[position] = read_flag(is_terminated, "terminated")
@@ -367,3 +367,16 @@ def _task_hash(env: Any) -> int | None:
         return None
     # Modulo 2**64, in the range of int64.
     return (int(task_hash) + 2**63) % 2**64 - 2**63
+
+
+def _read_step(step: Any) -> Sequence[Any]:
+    """Return the five values of a step.
+
+    Raises:
+        SpaceError: There is another number of them, as with environments of the former Gym.
+    """
+    if isinstance(step, tuple | list) and len(step) == 5:
+        return step
+    got = f"{len(step)} values" if isinstance(step, tuple | list) else type(step).__name__
+    condition = "be (observation, reward, terminated, truncated, info)"
+    raise SpaceError("the value of step", condition, got)

@@ -217,3 +217,17 @@ def test_a_reset_without_info_is_refused_though_it_may_unpack(result):
 
     with pytest.raises(OutsideError, match=r"at the start of .*: the result of reset\(\) must be"):
         HostedEnv(Old, num_envs=1).reset()
+
+
+class OfFormerGym(Returning):
+    def step(self, action):
+        return super().step(action)[:4]
+
+
+def test_a_step_of_four_values_is_an_error_that_names_the_five():
+    env = HostedEnv(
+        lambda: OfFormerGym(reward=0.0, terminated=False, truncated=False, info={}), num_envs=1
+    )
+    timestep = env.reset().set("action", torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(OutsideError, match=r"observation, reward, .*got 4 values"):
+        env.step(timestep)
