@@ -123,6 +123,10 @@ def fresh_copy(policy: Policy) -> Policy:
 
     The copy of a module is in evaluation mode, has an empty memory and does not explore.
     """
+    if isinstance(getattr(policy, "__self__", None), EnvBase):
+        # A method of an environment, such as `rand_action`, would bring a copy of the environment,
+        # whose worker processes and files belong to the original.
+        return policy
     copied = copy.deepcopy(policy)
     if not isinstance(copied, nn.Module):
         return copied

@@ -134,7 +134,7 @@ def not_above(agent: EvaluationResult, random: EvaluationResult) -> str | None:
         if low > high:
             return None
     name = names[0]
-    scores = f"{_estimate(of_agent, name)} is not above {_estimate(of_random, name)}"
+    scores = f"{_estimate(of_agent, name)} is not clearly above {_estimate(of_random, name)}"
     return f"{scores} of random actions,"
 
 

@@ -125,11 +125,14 @@ def _changed_settings(
     texts = []
     for key in sorted(before.keys() | after.keys()):
         name = key.split(".")[0]
-        if name in (*_SPLIT, *_NO_TASKS) or before.get(key) == after.get(key):
+        was, value = before.get(key), after.get(key)
+        # NaN does not equal itself.
+        is_same = was == value or (was != was and value != value)
+        if name in (*_SPLIT, *_NO_TASKS) or is_same:
             continue
-        was = f"trained with {before[key]}" if key in before else "not set in training"
-        value = after.get(key, "(not set)")
-        texts.append(f"{part}.{key}={value} ({was})")
+        former = f"trained with {was}" if key in before else "not set in training"
+        shown = value if key in after else "(not set)"
+        texts.append(f"{part}.{key}={shown} ({former})")
     return texts
 
 

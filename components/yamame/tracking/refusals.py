@@ -24,11 +24,23 @@ Item = TypeVar("Item")
 def is_refusal(error: BaseException) -> bool:
     """Return whether a store answered that it does not take what was sent."""
     code = getattr(error, "error_code", None)
-    if code in _CODES or code in _UNCLEAR_CODES:
+    if code in _CODES:
         return True
+    if code in _UNCLEAR_CODES:
+        return not _is_unanswered(error)
     # The storage of files answers with a status alone.
     response = getattr(error, "response", None)
     return getattr(response, "status_code", None) in _STATUSES
+
+
+def _is_unanswered(error: BaseException) -> bool:
+    """Return whether a request ended without an answer of a server, which may have done it.
+
+    MLflow raises an error of its own while it handles that of the connection.
+    """
+    context = error.__cause__ or error.__context__
+    # Errors of connections are ``OSError``s, in the library of requests as well.
+    return isinstance(context, OSError) and getattr(context, "response", None) is None
 
 
 class Refusals:

@@ -228,7 +228,9 @@ def _end(workers: list[_Worker], owner_pid: int) -> None:
         return
     # The end of its connection tells a process to close its environments.
     for worker in workers:
-        worker.connection.close()
+        # One whose descriptor is gone must not keep the other processes alive.
+        with contextlib.suppress(OSError):
+            worker.connection.close()
     until = time.monotonic() + _CLOSE_TIMEOUT
     for worker in workers:
         # A process may have ended before, where no other could be started.

@@ -14,6 +14,7 @@ import pytest
 import torch
 from faulty_envs import CUT, END, EXIT, FINE, HANG, KILL, NAN, RAISE, Walk, is_even
 from tensordict import TensorDict
+from yamame.evaluation.held_out import fresh_copy
 from yamame.system.messages import OutsideError
 from yamame_envs import HostedEnv, Workers
 from yamame_envs.adapters.in_process import Failure, InProcessEnvs
@@ -417,3 +418,19 @@ def test_hosted_environments_are_refused_what_they_cannot_send():
 
     with pytest.raises(ValueError, match=r"HostedEnv: make must be picklable .* got <function"):
         HostedEnv(make, num_envs=1, workers=Workers(num_processes=1))
+
+
+def test_processes_end_although_a_connection_has_been_closed_by_others(walks):
+    env = walks(2, workers=Workers(num_processes=2))
+    _begun(env)
+    pids = env._player.pids
+    os.close(env._player._workers[0].connection.fileno())
+    env.close()
+    assert not any(map(_is_running, pids))
+
+
+def test_random_actions_are_evaluated_without_a_copy_of_the_environment(walks):
+    env = walks(2, time_limit=3, workers=Workers(num_processes=2))
+    _begun(env)
+    assert fresh_copy(env.rand_action).__self__ is env
+    env.close()
