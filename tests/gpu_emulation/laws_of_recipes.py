@@ -53,7 +53,7 @@ CHOICES = (
     "env=frozenlake encoder=transformer relabel=none encoder.window=8 encoder.sinks=1 "
     "encoder.positions=rotary",
     "env=wind encoder=transformer agent.box_distribution=beta encoder.sigma_reparam=true",
-    "env=bandits encoder=memo exploration=none timestep_encoder=mlp",
+    "env=bandits trials=none encoder=memo exploration=none timestep_encoder=mlp",
     "env=gym env.id=Pendulum-v1 trials=repeated trials.num_trials=2 encoder=gru "
     "agent=separate exploration=gaussian",
     "env=tmaze encoder=hf",

@@ -46,7 +46,8 @@ def resume_damaged(play, finished, work: Path, components, differing, draw) -> s
     shutil.copytree(finished.folder, work)
     what = damage(work / "runs/a", draw)
     status, _, errors = play("train", work, *finished.goes_on)
-    told = errors.splitlines()
+    # A run as short as this one is advised to go on.
+    told = [line for line in errors.splitlines() if "does_not_learn.md" not in line]
     if status:
         assert (status, len(told)) == (2, 1) or told[0].endswith(TOLD), (what, errors)
         assert told[-1].startswith("train: "), (what, errors)

@@ -100,7 +100,7 @@ def train(monkeypatch, tmp_path, runner):
 def test_a_failure_ends_the_run_and_names_the_environment_and_the_step_in_one_line(
     train, tmp_path, fault, cause
 ):
-    summary = train(f"+env.settings.fault={fault}")
+    summary = train(f"+env.settings.fault={fault}", "env.bounds=raise")
     assert (train.status, summary["status"]) == (1, "FAILED")
     assert "next:" not in train.out  # there is neither a checkpoint nor a page
     assert re.fullmatch(

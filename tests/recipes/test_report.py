@@ -160,7 +160,7 @@ def test_strict_ends_with_status_one_where_less_came_out_than_expected(report):
         (["base=nobody"], "base: must match the name of a run that counts, got 'nobody'"),
         (
             ["thresholds=[0.5,-1]"],
-            "thresholds: must be a list, each a number above 0, got [0.5, -1",
+            "thresholds: must be a list of at least one, all different, each above 0, got [0.5, -1",
         ),
         (
             ["resampling.confidence=2"],
