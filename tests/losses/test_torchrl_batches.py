@@ -1,5 +1,7 @@
 """Losses read the batches of TorchRL's collectors and samplers, as they are."""
 
+import re
+
 import pytest
 import torch
 from tensordict import pad
@@ -158,6 +160,12 @@ def test_a_batch_of_wrong_form_is_refused_with_a_remedy(make):
     single = steps().reshape(-1)[torch.tensor([5, 3, 1])].exclude("collector", "is_init")
     with pytest.raises(ValueError, match=r"a flat batch must .*SliceSampler"):
         terms_of(single, make)
+
+
+@pytest.mark.parametrize("key", ["action", ("next", "reward"), ("next", "terminated")])
+def test_a_batch_that_lacks_an_entry_is_refused_by_its_name(key):
+    with pytest.raises(ValueError, match=re.escape(f"hold {key!r}, got")):
+        terms_of(pack(steps()).exclude(key), redq)
 
 
 @pytest.mark.parametrize("make", [redq, ppo])

@@ -179,7 +179,8 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     *_, before, newest = sorted((tmp_path / "work/runs/a/checkpoints").glob("*.pt"))
     CHECKPOINTS[kind](newest)
     status, _, errors = play("train", tmp_path / "work", *finished.goes_on)
-    (line,) = errors.splitlines()
+    # A run as short as this one is advised to go on.
+    (line,) = [line for line in errors.splitlines() if "does_not_learn.md" not in line]
     assert status == 0
     assert str(newest.relative_to(tmp_path / "work")) in line
     assert line.endswith(f"; going on from {before.name}")

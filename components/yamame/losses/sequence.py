@@ -161,10 +161,18 @@ class SequenceLoss(LossModule):
     def _outcome(self, tensordict: TensorDictBase, name: str) -> Tensor:
         """Read ``reward`` or ``terminated`` of every transition, [B, T]."""
         key = unravel_key(("next", getattr(self.tensor_keys, name)))
+        self._require_entry(tensordict, key)
         return _flat(tensordict, key)[:, DEPARTURE]
+
+    def _require_entry(self, tensordict: TensorDictBase, key: NestedKey) -> None:
+        """Raise ArgumentError unless a batch holds an entry."""
+        if tensordict.get(key, None) is None:
+            names = sorted(map(str, tensordict.keys(True, True)))
+            require(type(self).__name__, "the batch", names, False, f"hold {key!r}")
 
     def _taken_actions(self, tensordict: TensorDictBase, valid: Tensor) -> Tensor:
         """Encode the actions of all transitions, [B, T, A]."""
+        self._require_entry(tensordict, self.tensor_keys.action)
         action = tensordict[self.tensor_keys.action][:, DEPARTURE]
         keep = valid.reshape(*valid.shape, *[1] * (action.ndim - 2))
         # Padding may hold actions that cannot be encoded.

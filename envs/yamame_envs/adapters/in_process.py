@@ -313,8 +313,12 @@ class InProcessEnvs:
         for entry, array in zip(self._entries, arrays, strict=True):
             path, shape, dtype, accepted = entry
             value = observation
-            for key in path:
-                value = value[key]
+            try:
+                for key in path:
+                    value = value[key]
+            except (KeyError, IndexError, TypeError):
+                where = "observation" + "".join(f"[{key!r}]" for key in path)
+                raise SpaceError(where, "exist, as in its space", "none") from None
             is_exact = type(value) is np.ndarray and value.shape == shape and value.dtype == dtype
             # Most values need no conversion, which is slower than writing them.
             array[position] = value if is_exact else accepted(value)

@@ -231,3 +231,14 @@ def test_a_step_of_other_parts_is_refused_with_what_they_must_be(result):
     )
     with pytest.raises(OutsideError, match=rf"at step 0 .*: {condition}, got"):
         env.step(env.reset().set("action", torch.zeros(1, dtype=torch.int64)))
+
+
+def test_an_observation_without_an_entry_of_its_space_is_refused_with_its_key():
+    class Partial(Returning):
+        observation_space = spaces.Dict({"image": spaces.Box(0, 1, (2,), np.float32)})
+
+        def reset(self, *, seed=None, options=None):
+            return {"picture": np.zeros(2, np.float32)}, {}
+
+    with pytest.raises(OutsideError, match=r"observation\['image'\] must exist"):
+        HostedEnv(Partial, num_envs=1).reset()
