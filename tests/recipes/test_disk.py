@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import subprocess
+from unittest.mock import Mock
 
 import pytest
 from yamame.runs.run import Run
@@ -145,11 +146,12 @@ def test_a_store_that_takes_no_new_run_is_one_line_and_the_run_goes_on_afterward
     arguments = ["debug=tiny", "env=bandits", "env.time_limit=9", "encoder=gru", "run.name=a"]
     arguments += ["logger.system_metrics=false", "logger.models=false"]
 
-    def refuse(*_, **__):
-        raise NoAnswerError(
+    # A function of this file would be code of a user.
+    refuse = Mock(
+        side_effect=NoAnswerError(
             "tracking_uri: must be a store that takes a run, got mlflow.db: readonly database"
         )
-
+    )
     with monkeypatch.context() as broken:
         broken.setattr(MLflowRun, "create", refuse)
         status, _, errors = play("train", tmp_path, *arguments)

@@ -120,8 +120,8 @@ SWEEPS += ["hydra.sweeper.params.{0}=1,2"]
 TARGETS = ("os.system", "3", "null", "''", "yamame.nowhere.Thing", "torch.hub.load", "[a]", "{a:1}")
 
 
-class Accepted(BaseException):
-    """The recipe would begin to work."""
+class Accepted(SystemExit):
+    """The recipe would begin to work. As a request to end the process, it is not reported."""
 
 
 def begin_no_run(*_: Any, **__: Any) -> None:
