@@ -1,7 +1,7 @@
 """Settings of a choice whose class the command line replaces, as ``env._target_=mylab.Env`` does.
 
-A choice sets arguments of its own class. Those that the other class does not take, and that nobody
-gave, are left out, so that they need not be removed one by one.
+A choice sets arguments of its own class. The replacing class may not take
+them: those that the command line did not set are then removed.
 """
 
 from collections.abc import Callable, Collection, Iterator

@@ -280,7 +280,7 @@ class AgentServer(ThreadingHTTPServer):
 
 
 def _has_data(connection: socket.socket) -> bool:
-    """Return whether bytes have arrived that nobody has read; none are read here."""
+    """Return whether unread bytes have arrived, without reading them."""
     try:
         return bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except OSError:

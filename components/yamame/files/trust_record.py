@@ -68,7 +68,7 @@ def record_file() -> Path | None:
         return None
     if given:
         return Path(given).absolute()
-    # A relative path is invalid, says the specification of these directories.
+    # The XDG Base Directory Specification declares relative paths invalid.
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     if not state.is_absolute():
         try:

@@ -83,7 +83,7 @@ def blame(error: BaseException) -> Blame | None:
     for cause in _causes(error):
         if isinstance(cause, SyntaxError) and _is_user_file(cause.filename):
             return Blame(cause, str(cause.filename), cause.lineno or 0, "")
-        # Of a group, the place of its first error says more than that which has gathered them.
+        # For a group, report where its first error was raised, not where the group was formed.
         lines = _lines_of_user(first_of_group(cause)) or _lines_of_user(cause)
         if lines:
             frame, line = lines[-1]
