@@ -191,3 +191,13 @@ def finished(play, tmp_path_factory, components) -> SimpleNamespace:
     shutil.copytree(folder, later)
     assert play("train", later, *goes_on)[0] == 0
     return SimpleNamespace(folder=folder, goes_on=goes_on, expected=components(later / "runs/a"))
+
+
+@pytest.fixture
+def without_advice():
+    """Returns the lines of an output without the advice that ends a run too short to learn."""
+
+    def other_lines(text: str) -> list[str]:
+        return [line for line in text.splitlines() if "does_not_learn.md" not in line]
+
+    return other_lines

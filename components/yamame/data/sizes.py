@@ -15,8 +15,8 @@ class Sizes:
     """Sums of the sizes of arrays in memory and on the disk.
 
     A file of some megabytes can hold arrays of any size: compressed zeros, parts of a sparse file,
-    or an array whose shape was declared without any numbers. Arrays of data of one's own take at
-    most a small multiple of their files.
+    or an array whose shape was declared without any numbers. Ordinary data take at most a small
+    multiple of the size of their files.
 
     >>> sizes = Sizes()
     >>> sizes.add("a.npz", 2**20, 2**10)
