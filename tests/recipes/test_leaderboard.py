@@ -10,7 +10,7 @@ from yamame.checks import UsageError
 from yamame.cli.nodes import plain
 from yamame.cli.settings import CONFIGS
 from yamame.cli.validation import validated
-from yamame.runs import CostLimit, api
+from yamame.runs import api
 from yamame.system.installed import recipe_command
 from yamame.tracking.history import RunReader
 
@@ -140,9 +140,7 @@ def test_the_suite_of_popgym_names_its_tasks_and_what_is_limited_by_cost(
     for column in suite.published.values():
         assert set(column["values"]) <= tasks
         assert len(column["source"]) > 10
-    limit = yamame.compose(f"experiment={suite.tiers.cpu.experiment}").callbacks.cost_limit
-    assert limit.cpu_s == 150.0
-    assert limit._target_.endswith(CostLimit.__name__)
+    assert yamame.compose(f"experiment={suite.tiers.cpu.experiment}").budget.cpu_s == 150.0
 
 
 def test_the_same_failure_of_every_task_is_one_line(capsys, monkeypatch):

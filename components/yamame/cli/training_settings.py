@@ -52,12 +52,16 @@ class BudgetSettings(Section):
     """Gradient updates; null: no limit."""
     minutes: PositiveFloat | None
     """Wall-clock minutes, evaluations included, summed over resumed sessions; null: no limit."""
+    # Runs of earlier versions do not have it.
+    cpu_s: PositiveFloat | None = None
+    """CPU-seconds of the process and its children, all from the start of the process, summed over
+    resumed sessions and ranks; null: no limit."""
 
     @model_validator(mode="after")
     def _has_limit(self) -> Self:
-        limits = (self.env_steps, self.updates, self.minutes)
-        if limits == (None, None, None):
-            raise refuse("have a limit: env_steps, updates or minutes")
+        limits = (self.env_steps, self.updates, self.minutes, self.cpu_s)
+        if all(limit is None for limit in limits):
+            raise refuse("have a limit: env_steps, updates, minutes or cpu_s")
         return self
 
 

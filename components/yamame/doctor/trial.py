@@ -270,23 +270,28 @@ def forecast(watch: Stopwatch, cfg: AnyConfig) -> Forecast:
     ends = env_steps < math.inf
 
     whole = _at(watch, cfg, env_steps, limit) if ends else _at(watch, cfg, 0.0, "none")
-    if budget.minutes is None:
-        return whole
-    # The minutes of a budget begin with the run, after imports and building.
-    seconds = 60 * budget.minutes + watch.spent("starting")
-    if ends and whole.total <= seconds:
+    seconds = math.inf
+    if budget.minutes is not None:
+        # The minutes of a budget begin with the run, after imports and building.
+        seconds = 60 * budget.minutes + watch.spent("starting")
+        limit = "minutes"
+    cores = watch.cores or 1.0
+    if budget.cpu_s is not None and budget.cpu_s / cores < seconds:
+        seconds = budget.cpu_s / cores
+        limit = "cpu_s"
+    if seconds == math.inf or (ends and whole.total <= seconds):
         return whole
 
     # The time of a run is monotonic in its steps, but no simple function of them: bisection.
     low = 0.0
-    high = min(env_steps, 60 * budget.minutes / watch.each("collecting"))
+    high = min(env_steps, seconds / watch.each("collecting"))
     for _ in range(60):
         middle = (low + high) / 2
-        if _at(watch, cfg, middle, "minutes").total <= seconds:
+        if _at(watch, cfg, middle, limit).total <= seconds:
             low = middle
         else:
             high = middle
-    return _at(watch, cfg, low, "minutes")
+    return _at(watch, cfg, low, limit)
 
 
 def _at(watch: Stopwatch, cfg: AnyConfig, env_steps: float, limit: str) -> Forecast:

@@ -40,7 +40,7 @@ _FORM = {
     "components": {str: object},
 }
 """Entries of a checkpoint file, see `yamame.files.schema`."""
-_COUNTS = {"elapsed_s?": Real, "cpu_s?": Real, "wall_s?": Real}
+_COUNTS = {"elapsed_s?": Real, "building_cpu_s?": Real, "cpu_s?": Real, "wall_s?": Real}
 _COMPONENTS = {
     "agent": {str: object},
     "averaged": {str: object},

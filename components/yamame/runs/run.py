@@ -116,7 +116,7 @@ class Run(RunState):
         # not cost a run.
         Expected.from_config(self.config["expected"])
         with at_key("budget"):
-            self.budget = Budget(**self.config["budget"])
+            self.budget = Budget(**self.config["budget"], cpu_clock=self.costs.recent_cpu_s)
         self.progress = Progress(unit)
         # All ranks skip the same updates; one message is enough.
         warn = print_stderr if distributed.is_rank0() else lambda line: None
@@ -249,6 +249,7 @@ class Run(RunState):
         Call it where a checkpoint may be written: a signal ends the run here.
         """
         self.exit_if_received()
+        self.costs.gather()
         return self._is_spent_on_any_rank()
 
     def is_last(self) -> bool:
