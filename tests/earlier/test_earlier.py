@@ -21,8 +21,11 @@ SMALL = (
 )
 GRU = ("encoder=gru", "encoder.hidden_size=8", "encoder.out_features=8", "encoder.num_layers=1")
 OFF_POLICY = ("schedule.updates_per_step=0.02", "agent.gammas=[0.9,0.99]")
-FORMER_DEFAULTS = ("env.split_by=walls_and_goals",)
-"""A default that has changed since: resuming asks for the former value."""
+FORMER_DEFAULTS = (
+    *("env.split_by=walls_and_goals", "exploration.anneal_steps=60000"),
+    "schedule.anneal_lr_from=null",
+)
+"""Defaults that have changed since: resuming asks for the former values."""
 OVERRIDES = {
     "gru": ("train", *SMALL, *GRU, *OFF_POLICY, *FORMER_DEFAULTS),
     "transformer": (

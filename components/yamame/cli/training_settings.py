@@ -92,7 +92,12 @@ class OffPolicySchedule(ScheduleSettings):
     """Schedule of recipes that learn from stored trajectories."""
 
     anneal_lr: bool
-    """Let the learning rate fall to zero over the budget, whichever limit ends the run."""
+    """Let the learning rate fall to zero at the end of the budget, whichever limit ends the run."""
+    # Runs of earlier versions do not have it.
+    anneal_lr_from: Annotated[float, Bounds(least=0, below=1)] | None = None
+    """Share of the budget that is spent when the learning rate begins to fall, with anneal_lr;
+    null: as in earlier versions, by updates from the end of the warm-up, and by minutes in their
+    second half."""
     cuda_graph: bool
     """Record the update of each shape of batch as a CUDA graph, and replay it; needs CUDA."""
     compile: bool
@@ -109,10 +114,14 @@ class ReplaySchedule(OffPolicySchedule):
 class TrainSchedule(ReplaySchedule):
     """Schedule of `train`, which alternates collecting and learning."""
 
+    # Runs of earlier versions do not have it.
+    learning_starts_episodes: Natural = 0
+    """Episodes of training that have ended before the first update, beside learning_starts; fewer
+    if a tenth of the budget is spent."""
     steps_per_iteration: Count
     """Environment steps, over all environments, that are collected before updates are made."""
     updates_per_step: Annotated[float, Bounds(least=0, most=1000)]
-    """Gradient updates per environment step after the first learning_starts steps."""
+    """Gradient updates per environment step after learning has started."""
     offline_updates: Natural
     """Updates from data alone (data.source), before the first environment step."""
 

@@ -31,7 +31,7 @@ _FEWEST_UPDATES = 20
 """Updates that a trial measures at least."""
 _PATIENCE = 4
 """Multiple of its seconds that a trial waits for the first updates."""
-_HARMLESS = ("trial: stopped", "no video")
+_HARMLESS = ("trial: stopped", "no video", "budget.")
 """Beginnings of lines that a run prints without a problem."""
 
 
@@ -51,6 +51,7 @@ def shortened(cfg: AnyConfig, root: Path, seconds: float) -> DictConfig:
         "budget": {"minutes": 10 * _PATIENCE * seconds / 60},
         "schedule": {
             "learning_starts": min(schedule.learning_starts, schedule.steps_per_iteration),
+            "learning_starts_episodes": 0,
             "offline_updates": min(schedule.offline_updates, _FEWEST_UPDATES),
         },
         "evaluation": {"interval": _NEVER},

@@ -57,6 +57,8 @@ _COMPONENTS = {
         "evaluating?": bool,
         "evaluated_at?": Real,
         "saved_at?": Real,
+        "episodes?": Real,
+        "learning_began?": Real | None,
         "aborted?": Real,
         "outcomes?": [Real],
         "outcome_is?": str,

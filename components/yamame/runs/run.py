@@ -32,6 +32,7 @@ from yamame.runs.callbacks import Callback, Callbacks
 from yamame.runs.earlier import with_defaults
 from yamame.runs.held_out import play_held_out, score
 from yamame.runs.novelty import what_is_new
+from yamame.runs.schedules import warn_timed
 from yamame.runs.state import RunState
 from yamame.system import signals
 from yamame.system.budget import Budget
@@ -202,6 +203,8 @@ class Run(RunState):
         distributed.on_rank0(lambda: self._write_run_files(checkpoint))
         if not distributed.is_rank0():
             self.directory.begin()
+        if distributed.is_rank0():
+            warn_timed(self)
         self.budget.start()  # building the parts is not part of the time
         if self.progress.evaluating:  # the former session ended during an evaluation
             self.evaluate_and_save()

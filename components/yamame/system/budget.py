@@ -102,7 +102,11 @@ class Budget:
         spent = self._spent(env_steps, updates)
         shares = []
         for name, limit in self._limits.items():
-            unavoidable = (self._building_cpu_s or 0.0) if name == "cpu_s" else 0.0
+            unavoidable = 0.0
+            if name == "cpu_s":
+                # Before the start, all that is spent is unavoidable.
+                building = self._building_cpu_s
+                unavoidable = spent[name] if building is None else building
             if limit <= unavoidable:
                 return 1.0
             shares.append((spent[name] - unavoidable) / (limit - unavoidable))

@@ -24,6 +24,8 @@ class Progress:
         evaluating: An evaluation has begun and not ended.
         evaluated_at: `step` of the last evaluation.
         saved_at: `step` of the last checkpoint.
+        episodes: Episodes of training that have ended, without those that were dropped.
+        learning_began: ``env_steps`` from which updates are counted; None before learning begins.
         aborted: Episodes that were dropped because the environment failed.
         outcomes: Success or return of the latest training episodes.
         outcome_name: Name of the outcome, ``success`` or ``return``.
@@ -48,6 +50,8 @@ class Progress:
         self.evaluating = False
         self.evaluated_at = 0
         self.saved_at = 0
+        self.episodes = 0
+        self.learning_began: int | None = None
         self.aborted = 0
         self.outcomes: deque[float] = deque(maxlen=RECENT)
         self.outcome_name = "success"
@@ -75,6 +79,7 @@ class Progress:
     def count(self, episodes: Any) -> None:
         """Add the steps and outcomes of `yamame.collectors.Episodes`."""
         self.env_steps += episodes.num_steps
+        self.episodes += len(episodes.lengths)
         self.aborted += episodes.num_aborted
         if episodes.success is None:
             self.outcome_name = "return"
@@ -115,6 +120,8 @@ class Progress:
             "evaluating": self.evaluating,
             "evaluated_at": self.evaluated_at,
             "saved_at": self.saved_at,
+            "episodes": self.episodes,
+            "learning_began": self.learning_began,
             "aborted": self.aborted,
             "outcomes": list(self.outcomes),
             "outcome_is": self.outcome_name,
@@ -133,6 +140,8 @@ class Progress:
         self.evaluating = state.get("evaluating", self.evaluating)
         self.evaluated_at = state.get("evaluated_at", self.evaluated_at)
         self.saved_at = state.get("saved_at", self.saved_at)
+        self.episodes = state.get("episodes", self.episodes)
+        self.learning_began = state.get("learning_began", self.learning_began)
         self.aborted = state.get("aborted", self.aborted)
         self.outcomes = deque(state["outcomes"], maxlen=RECENT)
         self.outcome_name = state.get("outcome_is", self.outcome_name)
