@@ -1,11 +1,22 @@
 """Schedules: learning rates over the share of a budget that is spent, and when learning begins."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 from yamame.runs.build import total_updates
-from yamame.runs.schedules import annealing, begin_learning, learning_began, spent_share
+from yamame.runs.schedules import (
+    annealing,
+    begin_learning,
+    checkpoint_is_due,
+    count_evaluation,
+    evaluation_is_due,
+    follow_budget,
+    learning_began,
+    spent_share,
+)
 from yamame.system.budget import Budget
 from yamame.training.learner import learning_rate_share
 from yamame.training.progress import Progress
@@ -62,7 +73,11 @@ def run_of(budget, **settings):
         **settings,
     }
     limits = {"env_steps": budget.env_steps, "updates": budget.updates, "minutes": budget.minutes}
-    cfg = OmegaConf.create({"schedule": schedule, "budget": limits})
+    intervals = {
+        "evaluation": {"interval": None, "num_episodes": 16},
+        "checkpoint": {"interval": None},
+    }
+    cfg = OmegaConf.create({"schedule": schedule, "budget": limits, **intervals})
     return SimpleNamespace(cfg=cfg, budget=budget, progress=Progress())
 
 
@@ -138,3 +153,71 @@ def test_learning_begins_once_with_enough_episodes_or_a_tenth_of_the_budget():
         begin_learning(run)
         assert learning_began(run) == began
     assert learning_began(run_of(Budget(env_steps=1000), learning_starts_episodes=0)) == 0
+
+
+def evaluations_of(run, *, length, steps_per_iteration=10):
+    """Steps at which a run evaluates whose episodes have a length."""
+    places = []
+    while spent_share(run) < 1.0:
+        run.progress.env_steps += steps_per_iteration
+        run.progress.episodes = run.progress.env_steps // length
+        if evaluation_is_due(run):
+            places.append(run.progress.env_steps)
+            lengths = torch.full((run.cfg.evaluation.num_episodes,), length)
+            count_evaluation(run, SimpleNamespace(lengths=lengths))
+    return places
+
+
+def test_evaluations_are_spread_evenly_and_take_no_more_steps_than_training():
+    short = evaluations_of(run_of(Budget(env_steps=800)), length=2)
+    assert short == [100, 200, 300, 400, 500, 600, 700]  # the eighth is that at the end
+    # An evaluation takes 160 steps: each begins once training has taken more since the last one.
+    long = evaluations_of(run_of(Budget(env_steps=800)), length=10)
+    assert long == [160, 330, 500, 670]
+    assert evaluations_of(run_of(Budget(env_steps=800)), length=100) == []
+
+
+def test_a_number_is_an_interval_whatever_an_evaluation_takes():
+    run = run_of(Budget(env_steps=100))
+    run.cfg.evaluation.interval = 30
+    assert evaluations_of(run, length=100) == [30, 60, 90]
+
+
+def test_evaluations_follow_a_clock_as_well_as_steps():
+    clock = Clock()
+    budget = Budget(minutes=1, clock=clock)
+    run = run_of(budget)
+    run.progress.env_steps, run.progress.episodes = 1000, 100
+    due = []
+    for _ in range(60):
+        clock.now += 1
+        run.progress.env_steps += 100
+        if evaluation_is_due(run):
+            due.append(round(clock.now - 100))
+            count_evaluation(run, SimpleNamespace(lengths=torch.ones(16, dtype=torch.int64)))
+    assert due == [8, 15, 23, 30, 38, 45, 53]
+
+
+def test_checkpoints_are_spread_evenly_and_none_is_older_than_some_minutes():
+    run = run_of(Budget(env_steps=1000))
+    now = time.monotonic()
+    run.progress.env_steps = 99
+    assert not checkpoint_is_due(run, now)
+    assert checkpoint_is_due(run, now - 301)
+    run.progress.env_steps = 100
+    assert checkpoint_is_due(run, now)
+    run.progress.saved_share = spent_share(run)
+    assert not checkpoint_is_due(run, now)
+    run.cfg.checkpoint.interval = 100
+    assert checkpoint_is_due(run, now)
+
+
+def test_a_raised_budget_has_evaluations_of_its_own():
+    run = run_of(Budget(env_steps=800))
+    evaluations_of(run, length=2)
+    count_evaluation(run, SimpleNamespace(lengths=torch.ones(16)))  # at the end
+    run.budget = Budget(env_steps=1600)
+    follow_budget(run)
+    assert evaluations_of(run, length=2) == [1000, 1200, 1400]
+    run.budget = Budget(env_steps=3200)
+    assert evaluations_of(run, length=2) == []  # without that

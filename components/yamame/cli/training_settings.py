@@ -155,8 +155,10 @@ class EvaluationSettings(Section):
 
     num_episodes: Side
     """Number of held-out tasks, each played for one complete episode."""
-    interval: Count
-    """Environment steps between evaluations; updates in recipes without environment steps."""
+    interval: Count | None
+    """Environment steps between evaluations; updates in recipes without environment steps; null:
+    eight over the budget, or fewer, none before training has taken as many steps as the last one
+    did."""
     seed: Natural
     """Seed of the held-out tasks, whose results choose the best checkpoint. Training never uses it,
     and recipes/evaluate.py uses another."""
@@ -176,8 +178,9 @@ class EvaluationSettings(Section):
 class CheckpointSettings(Section):
     """Checkpoints of the run."""
 
-    interval: Count
-    """Environment steps between checkpoints; updates in recipes without environment steps."""
+    interval: Count | None
+    """Environment steps between checkpoints; updates in recipes without environment steps; null:
+    ten over the budget, and at least one in five minutes."""
     keep: Count
     """Number of latest checkpoints that are kept beside the best one."""
 

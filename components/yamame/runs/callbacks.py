@@ -183,7 +183,7 @@ class EarlyStopping(Callback):
         unit = run.progress.unit
         limit = getattr(run.budget, unit)
         interval = run.cfg.evaluation.interval
-        if limit is not None and interval >= limit:
+        if limit is not None and interval is not None and interval >= limit:
             print_stderr(
                 f"EarlyStopping cannot stop a run of budget.{unit}={limit:g}, which is first "
                 f"evaluated after {interval}: set a smaller evaluation.interval"

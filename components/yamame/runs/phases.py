@@ -58,5 +58,5 @@ def learn_offline(run: Run, learner: Learner, batches: Prefetcher) -> None:
         run.log(metrics, step=run.progress.updates)
 
     if offline and not run.progress.curve:
-        run.progress.evaluated_at = -run.cfg.evaluation.interval  # an evaluation is due now
+        run.progress.evaluating = True  # due now, whatever the interval is
         run.evaluate_and_save()

@@ -1,17 +1,27 @@
 """Schedules of a run, by the share of its budget that is spent."""
 
+import math
+import time
 from collections.abc import Callable
 
 from yamame import distributed
 from yamame.cli.jobs import is_part
 from yamame.cli.nodes import select
+from yamame.evaluation import EvaluationResult
 from yamame.runs.build import total_updates
 from yamame.runs.state import RunState
 from yamame.system.messages import print_stderr
 from yamame.training.learner import falling_share, learning_rate_share
 
-_LATEST_START = 0.1
+LATEST_START = 0.1
 """Share of the budget after which learning starts with fewer episodes than it should have."""
+
+NUM_EVALUATIONS = 8
+"""Evaluations over the budget without ``evaluation.interval``, that at its end included."""
+NUM_CHECKPOINTS = 10
+"""Checkpoints over the budget without ``checkpoint.interval``."""
+_LONGEST_UNSAVED_S = 300.0
+"""Seconds after which a checkpoint is written in any case without ``checkpoint.interval``."""
 
 
 def spent_share(run: RunState) -> float:
@@ -43,7 +53,7 @@ def begin_learning(run: RunState) -> None:
     if learning_began(run) is not None or progress.env_steps < schedule.learning_starts:
         return
     is_enough = progress.episodes >= schedule.learning_starts_episodes
-    if is_enough or (progress.episodes > 0 and spent_share(run) >= _LATEST_START):
+    if is_enough or (progress.episodes > 0 and spent_share(run) >= LATEST_START):
         progress.learning_began = progress.env_steps
 
 
@@ -94,6 +104,63 @@ def _annealing_of_earlier_versions(run: RunState) -> Callable[[int], float]:
         return min(by_updates, max(0.0, 2.0 * (1.0 - time_spent)))
 
     return share
+
+
+def evaluation_is_due(run: RunState) -> bool:
+    """Return whether the agent is to be evaluated now; call it on all ranks.
+
+    Without an interval, evaluations are spread evenly over the budget. As a step of an evaluation
+    costs less than one of training, which learns as well, their cost is bounded by letting none
+    begin before training has taken as many steps since the last one as that took. Before the first,
+    as many episodes must have ended.
+    """
+    progress, settings = run.progress, run.cfg.evaluation
+    if settings.interval is not None:
+        return bool(progress.step >= progress.evaluated_at + settings.interval)
+    if not _reaches_part(progress.evaluated_share, spent_share(run), NUM_EVALUATIONS):
+        return False
+    if progress.unit == "updates":
+        return True
+    if progress.evaluation_steps is None:
+        return bool(progress.episodes >= settings.num_episodes)
+    return progress.env_steps - progress.evaluated_at > progress.evaluation_steps
+
+
+def count_evaluation(run: RunState, result: EvaluationResult) -> None:
+    """Note where an evaluation was made and what it took; call it on all ranks."""
+    progress = run.progress
+    progress.evaluated_at = progress.step
+    progress.evaluated_share = spent_share(run)
+    progress.evaluation_steps = int(result.lengths.sum())
+
+
+def checkpoint_is_due(run: RunState, saved_s: float) -> bool:
+    """Return whether a checkpoint is to be written now; call it on all ranks.
+
+    Args:
+        run: The run.
+        saved_s: Value of ``time.monotonic`` at the last one.
+    """
+    progress = run.progress
+    interval = run.cfg.checkpoint.interval
+    if interval is not None:
+        return bool(progress.step >= progress.saved_at + interval)
+    if _reaches_part(progress.saved_share, spent_share(run), NUM_CHECKPOINTS):
+        return True
+    return distributed.broadcast(time.monotonic() - saved_s >= _LONGEST_UNSAVED_S)
+
+
+def _reaches_part(before: float, now: float, num_parts: int) -> bool:
+    """Return whether another part of the budget was completed, but for the last."""
+    # The end of the budget is evaluated and saved in any case.
+    return now < 1.0 and math.floor(now * num_parts) > math.floor(before * num_parts)
+
+
+def follow_budget(run: RunState) -> None:
+    """Let the intervals of a resumed run go on in a budget that was raised."""
+    share = spent_share(run)
+    run.progress.evaluated_share = min(run.progress.evaluated_share, share)
+    run.progress.saved_share = min(run.progress.saved_share, share)
 
 
 def warn_timed(run: RunState) -> None:
