@@ -11,7 +11,7 @@ from yamame.cli.nodes import plain
 from yamame.cli.settings import CONFIGS
 from yamame.cli.validation import validated
 from yamame.report.scores import read_scores
-from yamame.runs import CostLimit, api, suites
+from yamame.runs import api, suites
 from yamame.system.installed import recipe_command
 from yamame.tracking.history import RunReader
 
@@ -175,9 +175,7 @@ def test_the_suite_of_popgym_names_its_tasks_and_what_is_limited_by_cost(
     for column in suite.published.values():
         assert set(column["values"]) <= tasks
         assert len(column["source"]) > 10
-    limit = yamame.compose(*suite.tiers.cpu.overrides).callbacks.cost_limit
-    assert limit.cpu_s == 150.0
-    assert limit._target_.endswith(CostLimit.__name__)
+    assert yamame.compose(*suite.tiers.cpu.overrides).budget.cpu_s == 150.0
 
 
 def settings(*overrides):

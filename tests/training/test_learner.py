@@ -74,13 +74,13 @@ def test_the_learning_rate_falls_linearly_to_zero_after_the_warm_up(tmp_path):
     assert moves.tolist() == pytest.approx([0.05, 0.1, 0.1, 0.075, 0.05, 0.025, 0.0, 0.0], abs=1e-5)
 
 
-def test_the_learning_rate_is_zero_when_time_is_out_and_ignores_its_first_half(tmp_path):
-    spent = iter([0.0, 0.25, 0.5, 0.75, 1.0, 1.0])  # asked when it is built and after every update
-    learner = make(tmp_path, total_updates=1000, time_spent=lambda: next(spent))
+def test_the_learning_rate_falls_by_the_function_given_after_the_warm_up(tmp_path):
+    shares = [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    learner = make(tmp_path, warmup_updates=2, fall=shares.__getitem__)
     for _ in range(5):
         learner.update(batch(1.0))
     moves = torch.tensor([1.0, *learner.loss.seen]).diff().neg()
-    assert moves.tolist() == pytest.approx([0.1, 0.0999, 0.0998, 0.05, 0.0], abs=1e-5)
+    assert moves.tolist() == pytest.approx([0.05, 0.075, 0.05, 0.025, 0.0], abs=1e-5)
 
 
 def test_averaged_weights_follow_every_update_that_is_made(tmp_path):

@@ -40,7 +40,7 @@ _FORM = {
     "components": {str: object},
 }
 """Entries of a checkpoint file, see `yamame.files.schema`."""
-_COUNTS = {"elapsed_s?": Real, "cpu_s?": Real, "wall_s?": Real}
+_COUNTS = {"elapsed_s?": Real, "building_cpu_s?": Real, "cpu_s?": Real, "wall_s?": Real}
 _COMPONENTS = {
     "agent": {str: object},
     "averaged": {str: object},
@@ -56,7 +56,12 @@ _COMPONENTS = {
         "unlogged?": [{str: object}],
         "evaluating?": bool,
         "evaluated_at?": Real,
+        "evaluated_share?": Real,
+        "evaluation_steps?": Real | None,
         "saved_at?": Real,
+        "saved_share?": Real,
+        "episodes?": Real,
+        "learning_began?": Real | None,
         "aborted?": Real,
         "outcomes?": [Real],
         "outcome_is?": str,

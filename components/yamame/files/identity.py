@@ -42,6 +42,9 @@ ADDED = {
     "packing.row_multiple": 1,
     "packing.length_multiple": 1,
     "schedule.average_decay": None,
+    "schedule.anneal_lr_from": None,
+    "schedule.learning_starts_episodes": 0,
+    "exploration.anneal": 0.25,
     "timestep_encoder.images": "bytes",
     "schedule.compile": False,
     "collector.compile": False,
@@ -247,8 +250,12 @@ def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     overrides = []
     for text in others:
         key = text.partition(":")[0]
-        value = former.get(key)
-        if isinstance(value, str | int | float):
+        if key not in former:
+            continue
+        value = former[key]
+        if value is None:
+            overrides.append(f"{key}=null")
+        elif isinstance(value, str | int | float):
             overrides.append(f"{key}={value}")
     if overrides:
         remedies.append(" ".join(overrides))

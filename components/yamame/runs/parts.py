@@ -18,6 +18,7 @@ from yamame.collectors import Collector
 from yamame.runs import build
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
+from yamame.runs.schedules import annealing
 from yamame.training import Learner, Prefetcher
 from yamame.training.seeding import seed_everything
 
@@ -47,7 +48,7 @@ def build_envs(run: Run) -> tuple[EnvBase, EnvBase]:
 def build_agent_and_learner(run: Run, env: EnvBase) -> tuple[InContextAgent, Learner]:
     """Build an agent for an environment, equal in all processes, and its learner."""
     agent = distributed.broadcast_parameters(build.build_agent(run.cfg, env))
-    return agent, build.build_learner(run.cfg, agent, guard=run.guard, budget=run.budget)
+    return agent, build.build_learner(run.cfg, agent, guard=run.guard, fall=annealing(run))
 
 
 def build_replay(run: Run, env: EnvBase) -> tuple[Any, Any]:

@@ -3,26 +3,32 @@
 from typing import Any
 
 from yamame import distributed
-from yamame.collectors import Collector, Episodes
+from yamame.collectors import Collector
 from yamame.runs.run import Run
+from yamame.runs.schedules import begin_learning, learning_began, spent_share
 from yamame.training import Learner, Prefetcher
 
 _UPDATES_AT_ONCE = 100  # between two lines of the log, before the first environment step
 
 
-def count_episodes(run: Run, collector: Collector, own: Episodes) -> None:
-    """Count the environment steps and episodes of all processes.
+def collect(run: Run, collector: Collector, num_steps: int) -> None:
+    """Collect steps in this process, and count those of all processes.
 
     Args:
         run: The run.
-        collector: Its exploration follows a schedule over the steps of all processes, and has
-            counted its own.
-        own: Result of this process's last `collect`.
+        collector: Its exploration follows the spent share of the budget, or the steps of all
+            processes, of which it counts its own.
+        num_steps: Least number of environment steps of this process.
     """
-    elsewhere = run.count(own).num_steps - own.num_steps
     exploration = getattr(collector, "exploration", None)
+    set_spent = getattr(exploration, "set_spent", None)
+    if set_spent is not None:
+        set_spent(spent_share(run))
+    own = collector.collect(num_steps)
+    elsewhere = run.count(own).num_steps - own.num_steps
     if elsewhere and exploration is not None:
         exploration.step(elsewhere)
+    begin_learning(run)
 
 
 def updates_due(run: Run, source: Any) -> int:
@@ -31,8 +37,9 @@ def updates_due(run: Run, source: Any) -> int:
     if distributed.any_rank(len(source) == 0):
         return 0
     schedule = run.cfg.schedule
-    steps = run.progress.env_steps - schedule.learning_starts
-    # Counted from the start of the run, so that a resumed run makes the same updates.
+    began = learning_began(run)
+    steps = 0 if began is None else run.progress.env_steps - began
+    # Counted from the start of learning, so that a resumed run makes the same updates.
     allowed = int(steps * schedule.updates_per_step) + schedule.offline_updates
     return max(0, allowed - run.progress.updates)
 
@@ -51,5 +58,5 @@ def learn_offline(run: Run, learner: Learner, batches: Prefetcher) -> None:
         run.log(metrics, step=run.progress.updates)
 
     if offline and not run.progress.curve:
-        run.progress.evaluated_at = -run.cfg.evaluation.interval  # an evaluation is due now
+        run.progress.evaluating = True  # due now, whatever the interval is
         run.evaluate_and_save()
