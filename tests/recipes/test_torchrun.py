@@ -31,6 +31,7 @@ TINY = (
     ),
     *(
         "schedule.anneal_lr=false",
+        "exploration.anneal_steps=60000",
         "checkpoint.interval=128",
         "evaluation.interval=10000",
         "evaluation.num_episodes=4",
