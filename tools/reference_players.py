@@ -163,7 +163,7 @@ class MazePlayer:
         return 4
 
     def _is_open(self, cell: Cell) -> bool:
-        return 0 < min(cell) and max(cell) < self.size - 1 and cell not in self.walls
+        return min(cell) > 0 and max(cell) < self.size - 1 and cell not in self.walls
 
 
 def play_held_out(settings: str, make: Callable[[], Player], num_episodes: int) -> np.ndarray:
