@@ -44,6 +44,8 @@ ADDED = {
     "schedule.average_decay": None,
     "schedule.anneal_lr_from": None,
     "schedule.learning_starts_episodes": 0,
+    "schedule.regulator": None,
+    "replay.held_out": 16,
     "exploration.anneal": 0.25,
     "timestep_encoder.images": "bytes",
     "schedule.compile": False,
