@@ -102,14 +102,20 @@ def annealing(run: RunState) -> Callable[[int], float] | None:
 def _share_after(run: RunState, updates: int) -> float:
     """Return the spent share of the budget after a number of updates."""
     env_steps = float(run.progress.env_steps)
-    per_step = select(run.cfg.schedule, "updates_per_step")
-    is_regulated = select(run.cfg.schedule, "regulator") is not None
-    if per_step and not is_regulated:
+    schedule = run.cfg.schedule
+    per_step = select(schedule, "updates_per_step")
+    if per_step:
         # Updates follow the steps of an iteration, and those of the last iteration have the whole
         # budget spent before them: each stands for the step at which it was due.
-        online = updates - run.cfg.schedule.offline_updates
-        due = (learning_began(run) or 0) + online / per_step if online > 0 else 0.0
-        env_steps = min(env_steps, due)
+        online = updates - schedule.offline_updates
+        if select(schedule, "regulator") is not None:
+            left = run.progress.updates_allowed - online
+            due = env_steps - left / updates_per_step(run)
+        elif online > 0:
+            due = (learning_began(run) or 0) + online / per_step
+        else:
+            due = 0.0
+        env_steps = min(env_steps, max(0.0, due))
     share = run.budget.fraction(env_steps=env_steps, updates=updates)
     return distributed.broadcast(share) if run.budget.is_timed else share
 

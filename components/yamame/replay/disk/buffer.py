@@ -173,8 +173,8 @@ class TrajectorySampler(RandomSampler):
 
     Args:
         by: As ``sample_by`` of `TrajectoryReplayBuffer`.
-        held_out: As ``held_out`` of `TrajectoryReplayBuffer`. A single trajectory that is left of
-            all is never held out.
+        held_out: As ``held_out`` of `TrajectoryReplayBuffer`. If all trajectories held would be
+            held out, none is.
     """
 
     @check_bounds
@@ -200,19 +200,7 @@ class TrajectorySampler(RandomSampler):
 
     def num_held_out(self, storage: TrajectoryFollower) -> int:
         """Return the number of trajectories held that are held out."""
-        return len(self._held_out_positions(storage))
-
-    def _held_out_positions(self, storage: TrajectoryFollower) -> range:
-        """Return the positions of held-out trajectories."""
-        num_held = len(storage)
-        if self.held_out is None:
-            return range(0)
-        # Numbers since the first trajectory ever appended do not change when others are evicted.
-        oldest = storage.num_appended - num_held
-        first = (self.held_out - 1 - oldest) % self.held_out
-        positions = range(first, num_held, self.held_out)
-        # A buffer that holds nothing else must still be sampled.
-        return positions if len(positions) < num_held else range(0)
+        return int(self._is_held_out(storage).sum())
 
     def sample(self, storage: TrajectoryFollower, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draw positions ``[batch_size]`` of trajectories.
@@ -221,53 +209,33 @@ class TrajectorySampler(RandomSampler):
             RuntimeError: No trajectory with a transition is held, or none of them is held out.
         """
         storage.refresh()
-        positions = self._held_out_positions(storage)
-        if self._draws_held_out and not positions:
-            raise RuntimeError(
-                f"TrajectorySampler: {storage.path} holds no held-out trajectory yet, append some "
-                f"(held_out={self.held_out})"
-            )
-        total = len(storage)
+        is_drawn = self._is_held_out(storage) == self._draws_held_out
+        positions = is_drawn.nonzero().squeeze(-1)
+        total = len(positions)
         ends = None
         if self.by == "timestep":
-            weights = storage.lengths - 1
-            weights = self._without_others(weights, positions)
-            ends = weights.cumsum(0)
+            ends = (storage.lengths[positions] - 1).cumsum(0)
             total = int(ends[-1]) if total else 0
-        elif self._draws_held_out:
-            total = len(positions)
-        else:
-            total -= len(positions)
         if not total:
-            raise RuntimeError(
-                f"TrajectorySampler: {storage.path} holds nothing to sample yet, append some"
-            )
+            kind = "no held-out trajectory" if self._draws_held_out else "nothing to sample"
+            raise RuntimeError(f"TrajectorySampler: {storage.path} holds {kind} yet, append some")
 
         index = torch.randint(total, (batch_size,), generator=self._rng)
         if ends is not None:
             # The draw is of a transition: find the trajectory that holds it.
             index = torch.searchsorted(ends, index, right=True)
-        elif self._draws_held_out:
-            index = positions.start + index * positions.step
-        elif positions:
-            index = self._skipping(index, positions)
-        return index, {}
+        return positions[index], {}
 
-    def _without_others(self, weights: Tensor, positions: range) -> Tensor:
-        """Set the weights of trajectories that are not to be drawn to 0."""
-        if not positions:
-            return weights
-        is_held_out = torch.zeros(len(weights), dtype=torch.bool)
-        is_held_out[positions.start :: positions.step] = True
-        is_drawn = is_held_out if self._draws_held_out else ~is_held_out
-        return weights * is_drawn
-
-    def _skipping(self, index: Tensor, positions: range) -> Tensor:
-        """Return positions of the trajectories that are not held out, by their place among them."""
-        # Before each held-out one, but for the first, there are ``step - 1`` others.
-        beyond = index - positions.start
-        num_skipped = torch.where(beyond < 0, 0, beyond // (positions.step - 1) + 1)
-        return index + num_skipped
+    def _is_held_out(self, storage: TrajectoryFollower) -> Tensor:
+        """Return whether each trajectory held is held out: bool ``[len]``, oldest first."""
+        num_held = len(storage)
+        if self.held_out is None:
+            return torch.zeros(num_held, dtype=torch.bool)
+        # Numbers since the first trajectory ever appended, which eviction of others leaves as is.
+        numbers = storage.num_appended - num_held + torch.arange(num_held)
+        is_held_out = numbers % self.held_out == self.held_out - 1
+        # A buffer that holds nothing else must still be sampled.
+        return torch.zeros_like(is_held_out) if bool(is_held_out.all()) else is_held_out
 
 
 class TrajectoryWriter(ImmutableDatasetWriter):
