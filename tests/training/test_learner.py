@@ -273,3 +273,37 @@ def test_a_term_that_is_no_scalar_is_named_and_so_is_a_loss_without_any(tmp_path
         assert (
             float(make(tmp_path, Writes("loss_own", *shape)).update(TensorDict({}))["loss"]) == 2.0
         )
+
+
+class Stateful(nn.Module):
+    """Has running statistics, dropout, and a part that stays in evaluation mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        self.dropout = nn.Dropout(0.5)
+        self.frozen = nn.Linear(2, 1).eval()
+
+    def forward(self, batch):
+        y = self.frozen(self.dropout(self.norm(batch["x"])))
+        return TensorDict({"loss_a": y.square().mean(), "loss_b": y.abs().mean()})
+
+
+def test_an_evaluation_of_the_loss_changes_nothing(tmp_path):
+    learner = make(tmp_path, Stateful())
+    data = TensorDict({"x": torch.randn(8, 2)}, [8])
+    learner.update(data)
+    before = {name: value.clone() for name, value in learner.loss.state_dict().items()}
+    generator = torch.get_rng_state()
+
+    metrics = learner.evaluate(data)
+    assert metrics == learner.evaluate(data)
+    assert float(metrics["loss"]) == pytest.approx(float(metrics["loss_a"] + metrics["loss_b"]))
+    assert not any(value.requires_grad for value in metrics.values())
+    after = learner.loss.state_dict()
+    assert all(bool((after[name] == value).all()) for name, value in before.items())
+    assert bool((torch.get_rng_state() == generator).all())
+    modes = [learner.loss.training, learner.loss.norm.training, learner.loss.frozen.training]
+    assert modes == [True, True, False]
+    learner.update(data)  # which does change statistics
+    assert not bool((learner.loss.norm.running_mean == before["norm.running_mean"]).all())

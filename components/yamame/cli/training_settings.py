@@ -121,7 +121,12 @@ class TrainSchedule(ReplaySchedule):
     steps_per_iteration: Count
     """Environment steps, over all environments, that are collected before updates are made."""
     updates_per_step: Annotated[float, Bounds(least=0, most=1000)]
-    """Gradient updates per environment step after learning has started."""
+    """Gradient updates per environment step after learning has started; the largest number with
+    regulator."""
+    # Runs of earlier versions do not have it.
+    regulator: Target | None = None
+    """Factor on updates_per_step that follows overfitting, measured on held-out trajectories
+    (replay.held_out); null: a constant number of updates per step."""
     offline_updates: Natural
     """Updates from data alone (data.source), before the first environment step."""
 

@@ -416,6 +416,8 @@ def build_replay(
         given["batch_size"] = None  # the share of replay differs from batch to batch
     else:
         given["batch_size"] = distributed.shard(cfg.schedule.batch_size, "schedule.batch_size")
+    if "held_out" in cfg.replay and select(cfg, "schedule.regulator") is None:
+        given["held_out"] = None  # nothing is observed on held-out trajectories
     # The buffers of all ranks together hold as much as that of a single process.
     if distributed.world_size() > 1 and "capacity" in cfg.replay:
         given["capacity"] = cfg.replay.capacity // distributed.world_size()

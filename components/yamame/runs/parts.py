@@ -16,6 +16,7 @@ from yamame.agent import InContextAgent
 from yamame.cli.nodes import instantiate
 from yamame.collectors import Collector
 from yamame.runs import build
+from yamame.runs.checks import check_regulation
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
 from yamame.runs.schedules import annealing
@@ -63,6 +64,7 @@ def build_replay(run: Run, env: EnvBase) -> tuple[Any, Any]:
     replay = build.build_replay(
         run.cfg, path, transform=transform, owner=run.name, resume=run.resumed
     )
+    check_regulation(run.regulator, replay)
     source = build.build_source(
         run.cfg, env, replay=replay, transform=transform, progress=run.progress
     )

@@ -16,7 +16,7 @@ from yamame.agent import InContextPolicy
 from yamame.checks import UsageError, at_key
 from yamame.cli.jobs import is_part, mark_resumed, resume_mode
 from yamame.cli.names import run_name
-from yamame.cli.nodes import instantiate, plain
+from yamame.cli.nodes import instantiate, plain, select
 from yamame.cli.sections import AnyConfig
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
@@ -117,6 +117,7 @@ class Run(RunState):
             self.guard = NonFiniteGuard(
                 self.path, max_refused=cfg.schedule.max_refused, config=self.config, tell=warn
             )
+        self.regulator = instantiate(select(cfg, "schedule.regulator"))
         self.tracker = instantiate(cfg.logger)
         # Callbacks print and write files, which only one process may do.
         is_rank0 = distributed.is_rank0()
@@ -215,6 +216,8 @@ class Run(RunState):
             "guard": self.guard,
             **results.facts(self.held_out),
         }
+        if self.regulator is not None:
+            components["regulator"] = self.regulator
         if distributed.world_size() > 1:
             for name in _PER_RANK:
                 components[name] = distributed.PerRank(components[name])
@@ -319,7 +322,7 @@ class Run(RunState):
             Means of the updates' metrics, the mean outcome of recent episodes, and the collector's
             metrics, with prefixes.
         """
-        metrics = {}
+        metrics = schedules.pace_metrics(self)
         for key, value in self.progress.take_means().items():
             metrics[f"train/{key}"] = value
         if self.progress.outcome is not None:

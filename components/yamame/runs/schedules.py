@@ -57,6 +57,29 @@ def begin_learning(run: RunState) -> None:
         progress.learning_began = progress.env_steps
 
 
+def steps_of_learning(run: RunState) -> int:
+    """Return the environment steps since learning began."""
+    began = learning_began(run)
+    return 0 if began is None else max(0, run.progress.env_steps - began)
+
+
+def updates_per_step(run: RunState) -> float:
+    """Return the present number of updates per environment step."""
+    full = float(run.cfg.schedule.updates_per_step)
+    return full if run.regulator is None else full * float(run.regulator.factor)
+
+
+def pace_metrics(run: RunState) -> dict[str, float]:
+    """Return metrics of the regulator; empty if updates per step are constant."""
+    if run.regulator is None:
+        return {}
+    metrics = {"train/updates_per_step": updates_per_step(run)}
+    ratio = getattr(run.regulator, "ratio", None)  # custom regulators may lack it
+    if ratio is not None:
+        metrics["train/overfitting"] = float(ratio)
+    return metrics
+
+
 def annealing(run: RunState) -> Callable[[int], float] | None:
     """Return the share of the learning rate by the number of updates made.
 
@@ -79,13 +102,20 @@ def annealing(run: RunState) -> Callable[[int], float] | None:
 def _share_after(run: RunState, updates: int) -> float:
     """Return the spent share of the budget after a number of updates."""
     env_steps = float(run.progress.env_steps)
-    per_step = select(run.cfg.schedule, "updates_per_step")
+    schedule = run.cfg.schedule
+    per_step = select(schedule, "updates_per_step")
     if per_step:
         # Updates follow the steps of an iteration, and those of the last iteration have the whole
         # budget spent before them: each stands for the step at which it was due.
-        online = updates - run.cfg.schedule.offline_updates
-        due = (learning_began(run) or 0) + online / per_step if online > 0 else 0.0
-        env_steps = min(env_steps, due)
+        online = updates - schedule.offline_updates
+        if select(schedule, "regulator") is not None:
+            left = run.progress.updates_allowed - online
+            due = env_steps - left / updates_per_step(run)
+        elif online > 0:
+            due = (learning_began(run) or 0) + online / per_step
+        else:
+            due = 0.0
+        env_steps = min(env_steps, max(0.0, due))
     share = run.budget.fraction(env_steps=env_steps, updates=updates)
     return distributed.broadcast(share) if run.budget.is_timed else share
 

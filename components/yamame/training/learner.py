@@ -168,6 +168,37 @@ class Learner:
         self.schedule.step()
         return metrics
 
+    @torch.no_grad()
+    def evaluate(self, batch: TensorDictBase) -> Metrics:
+        """Compute the loss of a batch without learning from it.
+
+        All modules of the loss are in evaluation mode meanwhile. Their buffers, such as running
+        statistics, and their modes are as before afterwards. The loss may draw random numbers.
+
+        Args:
+            batch: Input of the loss, on its device.
+
+        Returns:
+            Metrics: the entries that the loss wrote, and ``loss``, the sum of its terms.
+
+        Raises:
+            UsageError: A term of the loss is not a scalar, or there is no term.
+        """
+        statistics = self.statistics()
+        modes = {module: module.training for module in self.loss.modules()}
+        self.loss.eval()
+        try:
+            with self.precision():
+                out = self.loss(batch)
+        finally:
+            # Not `train`, which would change modules that were in evaluation mode before.
+            for module, mode in modes.items():
+                module.training = mode
+            self.restore(statistics)
+        metrics = dict(out.items())
+        metrics["loss"] = torch.stack(self._terms(out)).sum()
+        return all_reduce_means(metrics)
+
     def statistics(self) -> list[tuple[Tensor, Tensor]]:
         """Return every buffer of the loss, such as running statistics, with a copy of it."""
         return [(buffer, buffer.clone()) for buffer in self.loss.buffers()]

@@ -29,6 +29,9 @@ class Progress:
         saved_share: Spent share of the budget at the last checkpoint.
         episodes: Episodes of training that have ended, without those that were dropped.
         learning_began: ``env_steps`` from which updates are counted; None before learning begins.
+        updates_allowed: Updates that the steps since then allow, if their number is regulated.
+        observed_updates: ``updates`` when overfitting was last observed.
+        observed_steps: ``env_steps`` when overfitting was last observed.
         aborted: Episodes that were dropped because the environment failed.
         outcomes: Success or return of the latest training episodes.
         outcome_name: Name of the outcome, ``success`` or ``return``.
@@ -58,6 +61,9 @@ class Progress:
         self.saved_share = 0.0
         self.episodes = 0
         self.learning_began: int | None = None
+        self.updates_allowed = 0.0
+        self.observed_updates = 0
+        self.observed_steps = 0
         self.aborted = 0
         self.outcomes: deque[float] = deque(maxlen=RECENT)
         self.outcome_name = "success"
@@ -131,6 +137,9 @@ class Progress:
             "saved_share": self.saved_share,
             "episodes": self.episodes,
             "learning_began": self.learning_began,
+            "updates_allowed": self.updates_allowed,
+            "observed_updates": self.observed_updates,
+            "observed_steps": self.observed_steps,
             "aborted": self.aborted,
             "outcomes": list(self.outcomes),
             "outcome_is": self.outcome_name,
@@ -154,6 +163,9 @@ class Progress:
         self.saved_share = state.get("saved_share", self.saved_share)
         self.episodes = state.get("episodes", self.episodes)
         self.learning_began = state.get("learning_began", self.learning_began)
+        self.updates_allowed = state.get("updates_allowed", self.updates_allowed)
+        self.observed_updates = state.get("observed_updates", self.observed_updates)
+        self.observed_steps = state.get("observed_steps", self.observed_steps)
         self.aborted = state.get("aborted", self.aborted)
         self.outcomes = deque(state["outcomes"], maxlen=RECENT)
         self.outcome_name = state.get("outcome_is", self.outcome_name)
