@@ -11,7 +11,7 @@ player without velocities earns the same from the second step on.
 
 import argparse
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple, Protocol
 
@@ -42,7 +42,9 @@ class Player(Protocol):
         """Return the action of a timestep."""
 
 
-def shortest_way(is_open: Callable[[Cell], bool], moves: list[Cell], start: Cell, end: Cell) -> int:
+def shortest_way(
+    is_open: Callable[[Cell], bool], moves: Sequence[Cell], start: Cell, end: Cell
+) -> int:
     """Return the first action of a shortest way between two cells; -1 if there is none."""
     first = {start: -1}
     waiting = deque([start])
@@ -61,7 +63,7 @@ def shortest_way(is_open: Callable[[Cell], bool], moves: list[Cell], start: Cell
 class LakePlayer:
     """Takes the shortest way around the holes that it remembers."""
 
-    moves = [(0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)]
+    moves = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -69,6 +71,7 @@ class LakePlayer:
         self.target: Cell | None = None
 
     def __call__(self, seen: Seen) -> int:
+        """Return the action of a timestep."""
         row, column, *_ = (round(value * self.size) for value in seen.observation)
         if seen.trial_start and seen.reward == 0 and self.target is not None:
             self.holes.add(self.target)
@@ -84,7 +87,7 @@ class LakePlayer:
 class RoomPlayer:
     """Visits the nearest cell that may have the key, then the door, and remembers both."""
 
-    moves = [(0, -1), (-1, 0), (0, 1), (1, 0), (0, 0)]
+    moves = ((0, -1), (-1, 0), (0, 1), (1, 0), (0, 0))
 
     def __init__(self, size: int) -> None:
         cells = {(row, column) for row in range(size) for column in range(size)}
@@ -94,6 +97,7 @@ class RoomPlayer:
         self.target: Cell | None = None
 
     def __call__(self, seen: Seen) -> int:
+        """Return the action of a timestep."""
         row, column = (round(value * self.size) for value in seen.observation[:2])
         if self.target is not None:
             places = self.candidates[self.had_key]
@@ -124,6 +128,7 @@ class RoadPlayer:
         self.last: tuple[int, int] | None = None
 
     def __call__(self, seen: Seen) -> int:
+        """Return the action of a timestep."""
         position, _, at_fork = (round(value) for value in seen.observation)
         if self.last is not None and position == 0:
             self._learn(*self.last)
@@ -144,15 +149,16 @@ class RoadPlayer:
 
 
 class MazePlayer:
-    """Takes the shortest way to the next goal through all cells that it has not seen to be walls."""
+    """Takes the shortest way to the next goal through all cells that it does not know as walls."""
 
-    moves = [(0, -1), (-1, 0), (0, 1), (1, 0)]
+    moves = ((0, -1), (-1, 0), (0, 1), (1, 0))
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.walls: set[Cell] = set()
 
     def __call__(self, seen: Seen) -> int:
+        """Return the action of a timestep."""
         row, column, *sights = (round(value * self.size) for value in seen.observation)
         for (down, right), length in zip(self.moves, sights, strict=True):
             self.walls.add((row + down * (length + 1), column + right * (length + 1)))
@@ -163,7 +169,7 @@ class MazePlayer:
         return 4
 
     def _is_open(self, cell: Cell) -> bool:
-        return 0 < min(cell) and max(cell) < self.size - 1 and cell not in self.walls
+        return min(cell) > 0 and max(cell) < self.size - 1 and cell not in self.walls
 
 
 def play_held_out(settings: str, make: Callable[[], Player], num_episodes: int) -> np.ndarray:

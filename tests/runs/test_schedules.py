@@ -6,6 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from omegaconf import OmegaConf
+from yamame import compose
+from yamame.cli.training_settings import TrainSchedule
+from yamame.files.identity import ADDED
 from yamame.runs.build import total_updates
 from yamame.runs.schedules import (
     annealing,
@@ -139,6 +142,13 @@ def test_a_run_of_an_earlier_version_keeps_its_rates():
     run = run_of(Budget(updates=50, minutes=1, clock=clock), anneal_lr_from=None)
     clock.now += 45
     assert annealing(run)(1) == 0.5
+
+
+@pytest.mark.parametrize("name", ["anneal_lr_from", "learning_starts_episodes"])
+def test_configurations_without_the_settings_are_read_as_of_an_earlier_version(name):
+    assert TrainSchedule.model_fields[name].default == ADDED[f"schedule.{name}"]
+    current = compose("env=tmaze").schedule
+    assert current[name] != ADDED[f"schedule.{name}"]
 
 
 def test_learning_begins_once_with_enough_episodes_or_a_tenth_of_the_budget():

@@ -104,15 +104,16 @@ class Exploration(TensorDictModuleBase):
         self.num_env_steps.add_(num_env_steps)
 
     def set_spent(self, share: float) -> None:
-        """Set the share of the budget that is spent, in [0, 1].
+        """Set the share of the budget that is spent, in [0, 1]; ignored with ``anneal_steps``.
 
         A smaller share than before changes nothing: noise does not become stronger again in a run
         whose budget is raised.
         """
         owner = type(self).__name__
         require(owner, "share", share, 0.0 <= share <= 1.0, "be in [0, 1]")
-        # In place, because captured steps read this tensor.
-        self.spent.clamp_(min=share)
+        if self.anneal_steps is None:
+            # In place, because captured steps read this tensor.
+            self.spent.clamp_(min=share)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any

@@ -394,9 +394,7 @@ class Run(RunState):
         self.callbacks.call(self, "on_save")
         self.progress.callbacks = self.callbacks.state_dict()
         step = self.progress.step
-        # Before the state is taken: a checkpoint holds its own step.
-        self.progress.saved_at = step
-        self.progress.saved_share = schedules.spent_share(self)
+        schedules.count_checkpoint(self)  # before the state is taken: it holds its own step
         metric = None if result is None else score(result)
 
         # All ranks take part in the state of a component that differs between them.

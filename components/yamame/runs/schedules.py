@@ -160,8 +160,16 @@ def count_evaluation(run: RunState, result: EvaluationResult) -> None:
     """Note where an evaluation was made and what it took; call it on all ranks."""
     progress = run.progress
     progress.evaluated_at = progress.step
-    progress.evaluated_share = spent_share(run)
-    progress.evaluation_steps = int(result.lengths.sum())
+    if run.cfg.evaluation.interval is None:
+        progress.evaluated_share = spent_share(run)
+        progress.evaluation_steps = int(result.lengths.sum())
+
+
+def count_checkpoint(run: RunState) -> None:
+    """Note where a checkpoint is written; call it on all ranks."""
+    run.progress.saved_at = run.progress.step
+    if run.cfg.checkpoint.interval is None:
+        run.progress.saved_share = spent_share(run)
 
 
 def checkpoint_is_due(run: RunState, saved_s: float) -> bool:
