@@ -1,5 +1,6 @@
 """Updates per step that follow overfitting: fewer where an agent learns few episodes by heart."""
 
+import itertools
 import signal
 
 import pytest
@@ -56,12 +57,12 @@ def whole(tmp_path_factory):
 
 
 def test_learning_few_noisy_episodes_by_heart_lowers_the_updates_per_step(whole):
-    run, watch = whole
+    _, watch = whole
     assert watch.column("train/overfitting")[0] > 1.2
     rates = watch.column("train/updates_per_step")
     assert rates[0] < 0.4 * 5
     assert min(rates) >= 0.05 * 5
-    made = [after - before for before, after in zip([0, *watch.updates], watch.updates)]
+    made = [after - before for before, after in itertools.pairwise([0, *watch.updates])]
     assert made[0] == 0.4 * 5 * 48
     assert made[1] < made[0]
 

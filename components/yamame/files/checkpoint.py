@@ -44,6 +44,7 @@ _COUNTS = {"elapsed_s?": Real, "building_cpu_s?": Real, "cpu_s?": Real, "wall_s?
 _COMPONENTS = {
     "agent": {str: object},
     "averaged": {str: object},
+    "regulator": {str: object},
     "interface": {str: object},
     "machine": {"threads?": Real, "versions?": {str: str}},
     "budget": _COUNTS,
@@ -62,6 +63,9 @@ _COMPONENTS = {
         "saved_share?": Real,
         "episodes?": Real,
         "learning_began?": Real | None,
+        "updates_allowed?": Real,
+        "observed_updates?": Real,
+        "observed_steps?": Real,
         "aborted?": Real,
         "outcomes?": [Real],
         "outcome_is?": str,
