@@ -66,6 +66,31 @@ def test_a_cache_grows_up_to_its_capacity_and_keeps_what_it_holds() -> None:
     assert grow_cache(cache, capacity=None)[0]["keys"].shape[3] == 678
 
 
+class AlwaysLonger(TransformerEncoder):
+    """Grows at every step, for a negative control."""
+
+    def grow_by(self, memory, num_steps):
+        larger, _ = grow_cache(memory, memory["keys"].shape[3] + 1, capacity=None)
+        return larger, 1
+
+
+@pytest.mark.parametrize("encoder_class", [TransformerEncoder, AlwaysLonger])
+def test_a_memory_grows_no_earlier_than_if_its_length_were_read_at_every_step(encoder_class):
+    torch.manual_seed(0)
+    encoder = encoder_class(3, d_model=8, num_heads=2, num_layers=1).eval()
+    sizes, needed = [], []
+    read = encoder.init_memory(2)
+    for t in range(80):
+        is_init = (torch.rand(2) < 0.02) | (t == 0)
+        step(encoder, torch.randn(2, 3), is_init)
+        read = grow_cache(read, capacity=1024)[0]
+        read["position"] = read["position"].masked_fill(is_init, 0) + 1
+        sizes.append(encoder.memory["keys"].shape[3])
+        needed.append(read["keys"].shape[3])
+    assert len(set(needed)) > 2
+    assert (sizes == needed) == (encoder_class is TransformerEncoder)
+
+
 def test_the_first_cache_may_have_any_room() -> None:
     assert empty_cache(2, 100)["keys"].shape == (2, 2, 2, 100, 4)
     encoder = TransformerEncoder(3, d_model=8, num_heads=2, num_layers=2, context_length=20)

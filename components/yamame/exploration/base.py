@@ -23,7 +23,7 @@ from torchrl.data import Categorical, TensorSpec
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from yamame.actions import ActionSpace
-from yamame.checks import PositiveInt, check_bounds, require
+from yamame.checks import ArgumentError, PositiveInt, check_bounds, require
 
 
 class Exploration(TensorDictModuleBase):
@@ -104,11 +104,14 @@ class Exploration(TensorDictModuleBase):
         """Use tensors like those of `static_buffers`, without a copy."""
         self.num_env_steps = tensors["num_env_steps"]
 
+    def progress(self) -> Tensor:
+        """Return the share of ``anneal_steps`` that has passed, at most 1, a scalar tensor."""
+        share = self.num_env_steps / self.anneal_steps
+        return share.clamp(max=1.0)
+
     def anneal(self, start: float, end: float) -> Tensor:
         """Return the value of a linear schedule at the current step, a scalar tensor."""
-        progress = self.num_env_steps / self.anneal_steps
-        progress = progress.clamp(max=1.0)
-        return start + progress * (end - start)
+        return start + self.progress() * (end - start)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replace the action by the one to execute, and return ``tensordict``."""
@@ -123,8 +126,9 @@ class Exploration(TensorDictModuleBase):
 
     def _get(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
         value = tensordict.get(key, None)
-        keys = sorted(map(str, tensordict.keys()))
-        require(type(self).__name__, "tensordict", keys, value is not None, f"hold {key!r}")
+        if value is None:
+            keys = sorted(map(str, tensordict.keys()))
+            raise ArgumentError(type(self).__name__, "tensordict", keys, f"hold {key!r}")
         return value
 
 

@@ -98,6 +98,8 @@ class CacheStep:
     Attributes:
         position: ``[N]`` int64, number of timesteps since the start.
         reached: ``[N, 1, 1, S]`` bool, slots that the queries see.
+        bias: ``[N, 1, 1, S]``, 0 for these slots and minus infinity for others; of the dtype of the
+            cache.
     """
 
     def __init__(
@@ -105,12 +107,13 @@ class CacheStep:
     ) -> None:
         self.keys: Tensor = cache["keys"]
         self.values: Tensor = cache["values"]
-        num_envs, _, _, num_slots, _ = self.keys.shape
+        num_envs, _, num_heads, num_slots, head_size = self.keys.shape
         position = cache["position"].masked_fill(is_init, 0)
 
         slot = position
         last = position
-        if capacity is not None:
+        # A smaller cache has a slot for every position.
+        if capacity is not None and num_slots >= capacity:
             # Past the capacity, positions cycle through the slots after the sinks.
             cycled = sinks + (position - sinks) % (capacity - sinks)
             slot = torch.where(position < capacity, position, cycled)
@@ -119,8 +122,14 @@ class CacheStep:
         index = torch.arange(num_slots, device=position.device)
         reached = index <= last.unsqueeze(1)  # [N, S]
         self.position = position
-        self.slot = slot.view(num_envs, 1, 1, 1)
         self.reached = reached.view(num_envs, 1, 1, num_slots)
+        # Attention would convert a mask of bool anew in every layer.
+        zeros = self.keys.new_zeros(self.reached.shape)
+        self.bias = zeros.masked_fill_(~self.reached, -torch.inf)
+        # The same for all layers: their keys and values, and the slot of every new number.
+        self._keys = self.keys.unbind(1)  # [N, H, S, d]
+        self._values = self.values.unbind(1)
+        self._slot = slot.view(num_envs, 1, 1, 1).expand(num_envs, num_heads, 1, head_size)
 
     def attention(self, layer: int) -> Attend:
         """Return the attention of one layer; calling it also stores the new keys and values."""
@@ -128,7 +137,7 @@ class CacheStep:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.store(layer, k, v)
             q = q.to(keys.dtype)
-            return dot_product(q, keys, values, mask=self.reached)
+            return dot_product(q, keys, values, mask=self.bias)
 
         return attend
 
@@ -143,14 +152,13 @@ class CacheStep:
         Returns:
             Keys and values of all slots, ``[N, H, S, d]``.
         """
-        keys = self.keys[:, layer]
-        values = self.values[:, layer]
-        slot = self.slot.expand_as(k)
+        keys = self._keys[layer]
+        values = self._values[layer]
         # NaN and Inf would reach other timesteps even through an attention weight of zero.
         new_keys = k.to(keys.dtype).nan_to_num()
         new_values = v.to(values.dtype).nan_to_num()
-        keys.scatter_(2, slot, new_keys)
-        values.scatter_(2, slot, new_values)
+        keys.scatter_(2, self._slot, new_keys)
+        values.scatter_(2, self._slot, new_values)
         return keys, values
 
     def next_cache(self) -> TensorDict:
