@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch.nn import functional as F
-from yamame.trajectory import TransformerEncoder
+from yamame.trajectory import TransformerEncoder, kv_cache
 from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
 
 
@@ -64,6 +64,30 @@ def test_a_cache_grows_up_to_its_capacity_and_keeps_what_it_holds() -> None:
     assert torch.equal(cache["keys"][1, 0, 0, :549, 0], torch.arange(549.0))
     assert grow_cache(cache, capacity=550)[0] is cache
     assert grow_cache(cache, capacity=None)[0]["keys"].shape[3] == 678
+
+
+@pytest.mark.parametrize("multiple", [16, 1])
+def test_slots_that_no_env_has_reached_are_not_read_and_change_no_bit(monkeypatch, multiple):
+    torch.manual_seed(0)
+    monkeypatch.setattr(kv_cache, "_READ_MULTIPLE", multiple)
+    differ, read = [], []
+    for t in (0, 5, 14, 15, 16, 33, 50, 70):
+        cache = empty_cache(3, 128, layers=1, heads=2, size=8)
+        for name in ("keys", "values"):
+            cache[name].normal_()
+        cache["position"] = torch.tensor([t, t // 2, 0])
+        q, k, v = torch.randn(3, 3, 2, 1, 8)
+        now = CacheStep(cache, torch.zeros(3).bool(), capacity=128, sinks=0)
+        found = now.attention(0)(q, k, v)
+        read.append(now.bias.shape[-1])
+        keys, values = now.store(0, k, v)
+        expected = F.scaled_dot_product_attention(q, keys, values, attn_mask=now.reached)
+        assert torch.allclose(found, expected, atol=1e-6)
+        differ.append(not torch.equal(found, expected))
+    assert read[0] == multiple
+    assert read[-1] < 128
+    # The order of sums depends on other numbers of slots: the control.
+    assert any(differ) == (multiple == 1)
 
 
 class AlwaysLonger(TransformerEncoder):

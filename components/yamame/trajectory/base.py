@@ -161,7 +161,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
     ) -> tuple[Tensor, TensorDict]:
         """Encode one timestep of every env.
 
-        A step does not branch on values of tensors and does not change attributes of the module.
+        A step does not change attributes of the module and, while it is captured
+        (`yamame.execution.capturing`), does not branch on values of tensors.
 
         Args:
             x: ``[N, E]``.

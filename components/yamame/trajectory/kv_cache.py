@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn import functional as F
 
+from yamame.execution.capturing import capturing
 from yamame.trajectory.attention import Attend, dot_product
 from yamame.trajectory.base import Device
 
@@ -22,6 +23,8 @@ _FEWEST_SLOTS = 32
 """Slots of a cache after its first growth."""
 _LARGEST_GROWTH = 128
 """Most slots added at once; below it a cache doubles."""
+_READ_MULTIPLE = 16
+"""Attention reads a multiple of this number of slots: its sums then have the order of all slots."""
 
 
 def init_cache(
@@ -98,8 +101,8 @@ class CacheStep:
     Attributes:
         position: ``[N]`` int64, number of timesteps since the start.
         reached: ``[N, 1, 1, S]`` bool, slots that the queries see.
-        bias: ``[N, 1, 1, S]``, 0 for these slots and minus infinity for others; of the dtype of the
-            cache.
+        bias: ``[N, 1, 1, R]``, 0 for these slots and minus infinity for others; of the dtype of the
+            cache. R is S or, on a CPU, fewer first slots that hold all that any env has reached.
     """
 
     def __init__(
@@ -123,9 +126,14 @@ class CacheStep:
         reached = index <= last.unsqueeze(1)  # [N, S]
         self.position = position
         self.reached = reached.view(num_envs, 1, 1, num_slots)
+        self._num_read = num_slots
+        if position.is_cpu and not capturing():
+            # Slots that no env has reached take time and change no bit of the result.
+            num_reached = int(last.max()) + 1
+            self._num_read = min(num_slots, -(-num_reached // _READ_MULTIPLE) * _READ_MULTIPLE)
         # Attention would convert a mask of bool anew in every layer.
-        zeros = self.keys.new_zeros(self.reached.shape)
-        self.bias = zeros.masked_fill_(~self.reached, -torch.inf)
+        seen = self.reached[..., : self._num_read]
+        self.bias = self.keys.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
         # The same for all layers: their keys and values, and the slot of every new number.
         self._keys = self.keys.unbind(1)  # [N, H, S, d]
         self._values = self.values.unbind(1)
@@ -137,6 +145,8 @@ class CacheStep:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.store(layer, k, v)
             q = q.to(keys.dtype)
+            keys = keys[:, :, : self._num_read]
+            values = values[:, :, : self._num_read]
             return dot_product(q, keys, values, mask=self.bias)
 
         return attend
