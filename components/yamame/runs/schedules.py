@@ -110,7 +110,8 @@ def _share_after(run: RunState, updates: int) -> float:
         online = updates - schedule.offline_updates
         if select(schedule, "regulator") is not None:
             left = run.progress.updates_allowed - online
-            due = env_steps - left / updates_per_step(run)
+            rate = updates_per_step(run)  # a custom regulator may stop updates for a while
+            due = env_steps - left / rate if rate > 0 else env_steps
         elif online > 0:
             due = (learning_began(run) or 0) + online / per_step
         else:
