@@ -11,6 +11,7 @@ from yamame.cli.nodes import plain
 from yamame.cli.settings import LeaderboardConfig, SuiteTask, SuiteTier
 from yamame.cli.validation import validated
 from yamame.files.atomic import read_json
+from yamame.files.identity import is_a_setting, key_of
 from yamame.report.scores import Anchors, ScoredRun, budget_label
 from yamame.runs.run import Run
 from yamame.runs.several import train_or_resume
@@ -58,8 +59,9 @@ class PlannedRuns:
         """
         if self.budget is None:
             return None
+        named = sorted(text for text in self.common if is_a_setting(key_of(text)))
         end = f"-cpu_s={self.budget:g}-seed={seed}"
-        return file_name([self.suite, self.name, *sorted(self.common)], end=end)
+        return file_name([self.suite, self.name, *named], end=end)
 
     def score(self, run: Run) -> ScoredRun | None:
         """Return the result of a finished run at its end; None without an evaluation."""

@@ -19,7 +19,8 @@ class OverfittingRegulator:
     An agent that makes many updates with few trajectories learns these by heart: its loss becomes
     smaller on them than on trajectories that it does not learn from. The ratio of the two losses is
     1 without overfitting. After every observation, the factor on the updates per step is moved so
-    that the ratio approaches a target.
+    that the ratio approaches a target. It falls faster than it rises, because what was learned by
+    heart is not forgotten at once.
 
     The regulator has no generator and no clock: equal observations give equal factors.
 
@@ -27,13 +28,16 @@ class OverfittingRegulator:
         target: Ratio of the loss on held-out trajectories to that on the others which is aimed at.
         least: Smallest factor.
         first: Factor before the first observation.
-        gain: Change of the logarithm of the factor for each unit of the logarithm of the ratio.
+        gain: Fall of the logarithm of the factor for each unit of the logarithm of the ratio.
+        recovery: The same for its rise.
+        floor: Loss that is added to both before the ratio is taken. Losses far below it are small
+            whatever their ratio is.
         smoothing: Share of a new loss in the moving averages, of which the ratio is taken.
 
     Raises:
         ArgumentError: An argument is out of its range.
 
-    >>> regulator = OverfittingRegulator(target=1.2, first=0.5)
+    >>> regulator = OverfittingRegulator(target=1.2, first=0.5, floor=0.0)
     >>> for _ in range(3):
     ...     regulator.observe(train_loss=1.0, held_out_loss=2.0)
     >>> regulator.ratio, round(regulator.factor, 3)
@@ -48,12 +52,16 @@ class OverfittingRegulator:
         least: Share = 0.05,
         first: Share = 0.4,
         gain: NonNegativeFloat = 0.7,
+        recovery: NonNegativeFloat = 0.3,
+        floor: NonNegativeFloat = 0.2,
         smoothing: Share = 0.15,
     ) -> None:
         require("OverfittingRegulator", "first", first, first >= least, f"be at least {least}")
         self.target = target
         self.least = least
         self.gain = gain
+        self.recovery = recovery
+        self.floor = floor
         self.smoothing = smoothing
         self._factor = first
         self._train_loss: float | None = None
@@ -69,7 +77,7 @@ class OverfittingRegulator:
         """Average held-out loss, relative to that of the others; None before an observation."""
         if self._train_loss is None or self._held_out_loss is None:
             return None
-        return self._held_out_loss / self._train_loss
+        return (self._held_out_loss + self.floor) / (self._train_loss + self.floor)
 
     def observe(self, train_loss: float, held_out_loss: float) -> None:
         """Move the factor after an observation of both losses.
@@ -90,7 +98,8 @@ class OverfittingRegulator:
             return
         self._train_loss = self._averaged(self._train_loss, train_loss)
         self._held_out_loss = self._averaged(self._held_out_loss, held_out_loss)
-        self._factor = self._moved(self._factor, self._held_out_loss / self._train_loss)
+        assert self.ratio is not None
+        self._factor = self._moved(self._factor, self.ratio)
 
     def _averaged(self, average: float | None, value: float) -> float:
         if average is None:
@@ -99,7 +108,8 @@ class OverfittingRegulator:
 
     def _moved(self, factor: float, ratio: float) -> float:
         """Return the factor after an observation: the control law."""
-        change = -self.gain * math.log(ratio / self.target)
+        excess = math.log(ratio / self.target)
+        change = -excess * (self.gain if excess > 0 else self.recovery)
         # A single batch of few trajectories may have an extreme loss.
         change = min(_LARGEST_STEP, max(-_LARGEST_STEP, change))
         return min(1.0, max(self.least, factor * math.exp(change)))
