@@ -45,6 +45,7 @@ from yamame.runs.held_out import held_out_env, play_held_out
 from yamame.runs.histories import build_history_transform, improvement, longer_episodes
 from yamame.runs.playing import EvaluationSettings
 from yamame.runs.run import Run
+from yamame.runs.schedules import annealing
 from yamame.training import Prefetcher
 from yamame.training.seeding import seed_everything
 
@@ -56,7 +57,7 @@ def train(cfg: DistillConfig, callbacks: Sequence[Callback] = ()) -> float:
         seed_everything(cfg.seed)
         held_out = run.closing(held_out_env(cfg))
         agent = build.build_agent(cfg, held_out)
-        learner = build.build_learner(cfg, agent, guard=run.guard, budget=run.budget)
+        learner = build.build_learner(cfg, agent, guard=run.guard, fall=annealing(run))
         policy = build.evaluated_policy(agent, learner)
         longer = longer_episodes(cfg)
         num_envs = cfg.schedule.num_envs

@@ -1,13 +1,16 @@
-"""Train on every task of a suite with the same settings, and compare with published numbers.
+"""Train on every task of a suite with the same settings, and score or compare the results.
 
-    python recipes/leaderboard.py popgym tier=cpu                   # --help lists the keys
+    python recipes/leaderboard.py dev                               # --help lists the keys
+    python recipes/leaderboard.py dev seeds=[0,1,2] cpu_s=[60] tasks=[tmaze_100,lake_4x4]
+    python recipes/leaderboard.py dev page=gru.md baseline=leaderboard/dev-cpu.csv \
+        overrides=[encoder=gru]
     python recipes/leaderboard.py popgym tier=gpu only_check=true   # print the commands
-    python recipes/leaderboard.py popgym tier=cpu overrides=[encoder=gru] page=table.md
 
-The suite's file in conf/suite has the tasks and the published numbers with their sources. Runs are
-those of `python recipes/train.py`: a finished task is not run again, an interrupted one is resumed,
-and a task that fails does not stop the others. The table is a marked one (`yamame.report.tables`):
-the verdict is the position of the best evaluation above, within or below the published number.
+The suite's file in conf/suite has the tasks and the numbers to compare with, with their sources. A
+run scores 0 for the result of random actions and 1 for the best known one (`yamame.report.scores`).
+Runs are those of `python recipes/train.py`: a finished run is not repeated, an interrupted one is
+resumed, and one that fails does not stop the others. The table of the page is a marked one
+(`yamame.report.tables`); the CSV file beside it has a row per run.
 """
 
 if __name__ == "__main__":
@@ -20,130 +23,107 @@ if __name__ == "__main__":
     check_command_line("leaderboard", resumable=True)
 
 # isort: split
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yamame
 from yamame.checks import require_setting
 from yamame.cli.app import main
-from yamame.cli.failures import is_reported, report
-from yamame.cli.nodes import instantiate, plain
+from yamame.cli.nodes import instantiate
 from yamame.cli.settings import LeaderboardConfig
-from yamame.report import RunReader, make_sections, place_table, write_tables
-from yamame.runs.several import train_or_resume
+from yamame.report import RunReader, make_sections, place_table, scores, write_tables
+from yamame.report.markdown import plain_table
+from yamame.report.scores import ScoredRun
+from yamame.report.terminal import print_columns
+from yamame.runs.suites import PlannedRuns, notes_of, plan, table_of, tier_name, train_planned
 from yamame.system.installed import recipe_command
-from yamame.system.messages import described, print_stderr, print_stdout
-from yamame.system.user_code import formatted
-
-# Columns that are computed, left and right of the published numbers.
-RESULTS = ("at the end", "best", "verdict")
-COSTS = ("CPU-s", "steps")
+from yamame.system.messages import print_stderr, print_stdout
 
 
 def leaderboard(cfg: LeaderboardConfig) -> Path | None:
-    """Check all runs, train those that are missing, write the table and return its page.
+    """Check all runs, train those that are missing, write page and CSV, and return the page.
 
     With ``only_check`` the commands are printed instead.
     """
-    suite = plain(cfg.suite)
-    tier = tier_of(cfg)
-    commands = {}
-    for task in tier["tasks"]:
-        arguments = [f"experiment={tier['experiment']}", f"{suite['key']}={task}", *cfg.overrides]
-        yamame.compose(*arguments)  # a mistake is found before hours of training
-        commands[str(task)] = arguments
+    planned = plan(cfg)
+    for runs in planned:
+        yamame.compose(*runs.overrides)  # a mistake is found before hours of training
+    baseline = baseline_of(cfg, planned)
     if cfg.only_check:
-        for command in commands.values():
+        for runs in planned:
             seeds = f"seed={','.join(map(str, cfg.seeds))}"
-            print_stdout(" ".join([recipe_command("train"), *command, seeds]))
+            print_stdout(" ".join([recipe_command("train"), *runs.overrides, seeds]))
         return None
 
-    num_failed, reported = 0, set[str]()
-    for command in commands.values():
+    results: list[ScoredRun] = []
+    reported = set[str]()
+    for runs in planned:
         for seed in cfg.seeds:
-            num_failed += not trained(cfg, command, seed, reported)
+            result = train_planned(cfg, runs, seed, reported)
+            if result is not None:
+                results.append(result)
+    num_failed = len(planned) * len(cfg.seeds) - len(results)
     if num_failed > len(reported):
         print_stderr(f"leaderboard: {num_failed} runs failed, for the reasons above")
-    if num_failed == len(commands) * len(cfg.seeds):
+    if not results:
         raise SystemExit(1)
 
-    page = Path(cfg.page or f"leaderboard/{suite['title'].lower()}-{cfg.tier}.md")
-    table = table_of(suite, commands, list(cfg.seeds))
-    place_table(page, f"{suite['title']} ({cfg.tier})", table, notes_of(suite))
-    reader = RunReader.open(cfg.store.tracking_uri, cfg.store.experiment)
-    sections, _ = make_sections(reader.read())
-    not_run = write_tables([page], sections, instantiate(cfg.resampling))
-    print_stdout(*not_run, page)
+    page = Path(cfg.page or f"leaderboard/{cfg.suite.title.lower()}-{tier_name(cfg)}.md")
+    write_page(cfg, page, planned, results, baseline)
     if num_failed:
         raise SystemExit(1)
     return page
 
 
-def tier_of(cfg: LeaderboardConfig) -> dict[str, Any]:
-    """Return the experiment and the tasks of the chosen tier.
+def baseline_of(cfg: LeaderboardConfig, planned: list[PlannedRuns]) -> list[ScoredRun]:
+    """Return the runs to compare with, scored by the present anchors; none without a file.
 
     Raises:
-        UsageError: The suite has no such tier.
+        UsageError: The file cannot be read, or has none of the planned tasks.
     """
-    tiers = plain(cfg.suite.tiers)
-    require_setting("tier", cfg.tier, cfg.tier in tiers, f"be one of {', '.join(tiers)}")
-    return tiers[cfg.tier]
+    if cfg.baseline is None:
+        return []
+    anchors = {}
+    for runs in planned:
+        if runs.anchors is not None:
+            anchors[runs.name] = (str(runs.task.metric), runs.anchors)
+    stored = scores.read_scores(Path(cfg.baseline))
+    found = scores.rescored(stored, planned[0].suite, anchors)
+    pairs = {(runs.name, runs.budget) for runs in planned}
+    found = [run for run in found if (run.task, run.budget) in pairs]
+    condition = f"have runs of the suite {planned[0].suite} with the same tasks and limits"
+    require_setting("baseline", cfg.baseline, len(found) > 0, condition)
+    return found
 
 
-def trained(cfg: LeaderboardConfig, command: list[str], seed: int, reported: set[str]) -> bool:
-    """Train a run, or the rest of it, and return whether it is finished.
+def write_page(
+    cfg: LeaderboardConfig,
+    page: Path,
+    planned: list[PlannedRuns],
+    results: list[ScoredRun],
+    baseline: list[ScoredRun],
+) -> None:
+    """Write the page and the CSV file beside it, and print tasks, scores and the comparison."""
+    resampling = instantiate(cfg.resampling)
+    tables = {"score": scores.mean_rows(scores.mean_scores(results, resampling))}
+    if baseline:
+        found = scores.differences(results, baseline, resampling)
+        tables[f"difference to {cfg.baseline}"] = scores.difference_rows(found)
+    texts = [f"{title}:\n\n{plain_table(rows)}" for title, rows in tables.items() if rows]
 
-    An error is printed, unless it is in ``reported``, to which it is added: runs share mistakes.
-    """
-    store = [f"logger.{key}='{value}'" for key, value in plain(cfg.store).items()]
-    try:
-        train_or_resume(*command, f"seed={seed}", *store)
-    except Exception as error:
-        reason = described(error)
-        if reason in reported:
-            return False
-        reported.add(reason)
-        # Only a defect of this package needs a traceback.
-        text = "; ".join(report(error)) if is_reported(error) else formatted(error)
-        print_stderr(f"leaderboard: {' '.join(command)} seed={seed}: {text}")
-        return False
-    return True
+    suite = cfg.suite.title
+    title = f"{suite} ({tier_name(cfg)})"
+    table = table_of(cfg, planned, results)
+    place_table(page, title, table, notes_of(cfg, planned), scores="\n\n".join(texts))
+    reader = RunReader.open(cfg.store.tracking_uri, cfg.store.experiment)
+    sections, _ = make_sections(reader.read())
+    not_run = write_tables([page], sections, resampling)
+    scores.write_scores(page.with_suffix(".csv"), results)
 
-
-def table_of(suite: Mapping[str, Any], commands: Mapping[str, list[str]], seeds: list[int]) -> str:
-    """Return the marked table, without the numbers of runs."""
-    published = suite["published"]
-    head = ["task", "`python recipes/train.py ...`", *RESULTS, *published, *COSTS]
-    lines = [head, ["---"] * len(head)]
-    for task, command in commands.items():
-        row = dict.fromkeys(head, "")
-        row["task"] = task
-        row["`python recipes/train.py ...`"] = f"`{' '.join(command)}`"
-        for name, column in published.items():
-            row[name] = cell(column, task)
-        lines.append(list(row.values()))
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-    seed_list = ",".join(map(str, seeds))
-    marker = f"seeds={seed_list}; typed={','.join(published)}; against={suite['against']}"
-    return f"<!-- runs: {marker} -->\n\n{table}\n\n<!-- end of runs -->"
-
-
-def cell(column: Mapping[str, Any], task: str) -> str:
-    """Format a published number; in parentheses if it has other rules; empty without one."""
-    value = column["values"].get(task)
-    if value is None:
-        return ""
-    text = f"{value[0]:.3f} ± {value[1]:.3f}" if isinstance(value, list) else f"{value:.3f}"
-    return f"({text})" if task.startswith(tuple(column["changed"])) else text
-
-
-def notes_of(suite: Mapping[str, Any]) -> str:
-    """Return the sources of the published numbers."""
-    return "\n".join(
-        f"- *{name}*: {column['source']}" for name, column in suite["published"].items()
-    )
+    print_columns(title, scores.run_rows(results))
+    for heading, rows in tables.items():
+        if rows:
+            print_columns(heading, rows)
+    print_stdout(*not_run, page.with_suffix(".csv"), page)
 
 
 if __name__ == "__main__":

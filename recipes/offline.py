@@ -32,6 +32,7 @@ from yamame.runs import build
 from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
+from yamame.runs.schedules import annealing
 from yamame.training import Prefetcher
 from yamame.training.seeding import seed_everything
 
@@ -46,7 +47,7 @@ def train(cfg: OfflineConfig, callbacks: Sequence[Callback] = ()) -> float:
         seed_everything(seed)
         held_out = run.closing(held_out_env(cfg))
         agent = distributed.broadcast_parameters(build.build_agent(cfg, held_out))
-        learner = build.build_learner(cfg, agent, guard=run.guard, budget=run.budget)
+        learner = build.build_learner(cfg, agent, guard=run.guard, fall=annealing(run))
         # The training environment defines the format of trajectories, and which instructions are
         # held out.
         env = run.closing(build.build_env(cfg, num_envs=1, seed=seed))

@@ -37,6 +37,7 @@ from yamame.runs import build
 from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
+from yamame.runs.schedules import annealing
 from yamame.training.seeding import seed_everything
 
 
@@ -53,7 +54,7 @@ def train(cfg: PPOConfig, callbacks: Sequence[Callback] = ()) -> float:
         agent = build.build_agent(cfg, env)
         check_context(agent, env)
         policy = agent.policy()
-        learner = build.build_learner(cfg, agent, guard=run.guard, budget=run.budget)
+        learner = build.build_learner(cfg, agent, guard=run.guard, fall=annealing(run))
         packing = Compose(*build.build_packing(cfg, build.longest_episode(env)))
         episodes = OnPolicyBuffer()
         collector = EpisodeCollector(env, policy, episodes)

@@ -3,7 +3,7 @@
     python recipes/probe.py env=tmaze env.length=6                           # --help lists the keys
     python recipes/probe.py env=bandits probe.windows=[1,4,16,null] probe.seeds=[0,1,2,3,4]
     python recipes/probe.py env=gym env.id=mylab:Levers-v0 budget.env_steps=100000
-    python recipes/probe.py env=mazerunner callbacks=cost_limit callbacks.cost_limit.cpu_s=120
+    python recipes/probe.py env=mazerunner budget.cpu_s=120
 
 Options are those of recipes/train.py, except for the encoder: a Transformer of one layer sees the
 latest timesteps, its window, and nothing before. Every window is trained with several seeds,

@@ -30,7 +30,7 @@ from yamame.distributed import process_group, shard
 from yamame.runs import parts
 from yamame.runs.build import evaluated_policy
 from yamame.runs.callbacks import Callback
-from yamame.runs.phases import count_episodes, learn_offline, updates_due
+from yamame.runs.phases import collect, learn_offline, regulate, updates_due
 from yamame.runs.run import Run
 
 
@@ -51,12 +51,13 @@ def train(cfg: TrainConfig, callbacks: Sequence[Callback] = ()) -> float:
         collector.update_policy_weights_(parts.policy_weights(agent))
         while not run.ended():
             if not updates_due(run, source):  # a resumed run first makes the updates that were left
-                count_episodes(run, collector, collector.collect(num_steps))
+                collect(run, collector, num_steps)
 
             for batch, meanwhile in batches.up_to(updates_due(run, source), ends=run.is_last):
                 run.learned(learner.update(batch, meanwhile=meanwhile))
             if updates_due(run, source):
                 run.end_within_iteration()
+            regulate(run, learner, replay)
             collector.update_policy_weights_(parts.policy_weights(agent))
 
             run.log(run.metrics(collector.metrics()))

@@ -31,11 +31,12 @@ _TRAIN = (
     *_SMALL,
     "schedule.updates_per_step=0.01",
     "schedule.anneal_lr=false",
+    "exploration.anneal_steps=60000",
     "budget.updates=24",
 )
 _OFFLINE = (
     *("logger=none", "debug=tiny", "data=runs", "budget.updates=24", "budget.minutes=null"),
-    *("evaluation.interval=8", "evaluation.num_episodes=16"),
+    *("evaluation.interval=8", "evaluation.num_episodes=16", "schedule.anneal_lr_from=null"),
 )
 CASES: dict[str, tuple[str, ...]] = {
     "transformer": _TRAIN,
@@ -54,7 +55,10 @@ CASES: dict[str, tuple[str, ...]] = {
         "budget.updates=24",
         "schedule.steps_per_iteration=256",
     ),
-    "distill": ("distill", "logger=none", "debug=tiny", "budget.updates=12"),
+    "distill": (
+        *("distill", "logger=none", "debug=tiny", "budget.updates=12"),
+        "schedule.anneal_lr_from=null",
+    ),
     "offline": ("offline", *_OFFLINE),
     "resumed": _TRAIN,
 }

@@ -86,7 +86,7 @@ def test_help_shows_groups_first_what_is_chosen_and_every_key_with_its_descripti
 
 
 def test_every_key_has_a_description_also_arguments_of_other_packages():
-    (asked,) = ask(("train", "--help", "trials=repeated", "callbacks=cost_limit"))
+    (asked,) = ask(("train", "--help", "trials=repeated", "callbacks=early_stopping"))
     rows = asked.stdout.partition("Keys, as key=value:")[2].splitlines()
     keys = [
         row for row in rows if row.startswith("  ") and row[2:3].strip() and "=" in row.split()[0]

@@ -15,6 +15,7 @@ from torchrl.modules import set_recurrent_mode
 from yamame.checks import UsageError
 from yamame.collectors import RayCollector
 from yamame.collectors.cluster import actor_seeds
+from yamame.collectors.worker import RolloutWorker, WorkerConfig
 from yamame.exploration import EpsilonGreedy
 from yamame.trajectory import GRUEncoder, TransformerEncoder
 from yamame_envs import MazeRunner
@@ -130,6 +131,19 @@ def test_trajectories_replay_in_the_environment(make_collector):
                 assert torch.equal(stepped["next", key][0], one["next", key][t])
             current = following
         assert torch.equal(stepped["next", "observation"][0], one["observation"][-1])
+
+
+def test_the_spent_share_of_a_request_reaches_the_exploration_of_an_actor(make_policy):
+    policy = make_policy(MAZE(num_envs=1, seed=0), GRU)
+    noise = EpsilonGreedy(policy.action_space, anneal=0.5)
+    acting = {"greedy": False, "autocast": None}
+    config = WorkerConfig(make_env=MAZE, num_envs=2, seed=0, torch_seed=0, acting=acting)
+    worker = RolloutWorker(config, (policy, noise))
+    worker.play(4, 0, [], 0)
+    assert float(noise.spent) == 0.0
+    worker.play(4, 0, [], 4, 0.25)
+    assert float(noise.spent) == 0.25
+    worker.close()
 
 
 @pytest.mark.cluster

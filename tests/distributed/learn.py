@@ -86,10 +86,14 @@ def learn(overrides, given, states=None, folder=None):
         if states is not None and number > 0:
             learner.loss.load_state_dict(states[number - 1])
         batch = batch.apply(lambda value: value.double() if value.is_floating_point() else value)
-        metrics = learner.update(batch[distributed.rank() :: distributed.world_size()].clone())
+        share = batch[distributed.rank() :: distributed.world_size()]
+        evaluated = learner.evaluate(share.clone()) if number == 0 else {}
+        metrics = learner.update(share.clone())
         gradients = {n: p.grad.clone() for n, p in agent.named_parameters() if p.grad is not None}
         state = {n: v.clone() for n, v in learner.loss.state_dict().items()}
-        told.append({"metrics": metrics, "gradients": gradients, "state": state})
+        told.append(
+            {"metrics": metrics, "evaluated": evaluated, "gradients": gradients, "state": state}
+        )
     return told
 
 

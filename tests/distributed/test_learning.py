@@ -109,6 +109,16 @@ def test_metrics_are_those_of_the_whole_batch(learned):
                 ), name
 
 
+def test_the_loss_without_an_update_is_that_of_the_whole_batch_on_both_ranks(learned):
+    for case in learned.cases:
+        whole, one, other = (told[case][0]["evaluated"] for told in [learned.alone, *learned.both])
+        assert "loss_critic" in whole
+        assert one == other
+        for name, value in whole.items():
+            expected = pytest.approx(float(value), rel=1e-9, abs=1e-12)
+            assert float(one[name]) == expected, name
+
+
 def test_both_ranks_hold_the_same_state(learned):
     for case, told in learned.both[0].items():
         for one, other in zip(told, learned.both[1][case], strict=True):

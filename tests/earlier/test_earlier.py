@@ -21,15 +21,16 @@ SMALL = (
 )
 GRU = ("encoder=gru", "encoder.hidden_size=8", "encoder.out_features=8", "encoder.num_layers=1")
 OFF_POLICY = ("schedule.updates_per_step=0.02", "agent.gammas=[0.9,0.99]")
-FORMER_DEFAULTS = ("env.split_by=walls_and_goals",)
-"""A default that has changed since: resuming asks for the former value."""
+FORMER_DEFAULTS = ("env.split_by=walls_and_goals", "schedule.anneal_lr_from=null")
+FORMER_STEPS = ("exploration.anneal_steps=60000",)
+"""Defaults that have changed since: resuming asks for the former values."""
 OVERRIDES = {
-    "gru": ("train", *SMALL, *GRU, *OFF_POLICY, *FORMER_DEFAULTS),
+    "gru": ("train", *SMALL, *GRU, *OFF_POLICY, *FORMER_DEFAULTS, *FORMER_STEPS),
     "transformer": (
-        *("train", *SMALL, *OFF_POLICY, *FORMER_DEFAULTS),
+        *("train", *SMALL, *OFF_POLICY, *FORMER_DEFAULTS, *FORMER_STEPS),
         *("encoder.d_model=8", "encoder.num_layers=1", "encoder.num_heads=2"),
     ),
-    "ppo": ("ppo", *SMALL, *GRU),
+    "ppo": ("ppo", *SMALL, *GRU, *FORMER_STEPS),
 }
 """Recipe and overrides with which the runs were made, but for their budget and folder."""
 

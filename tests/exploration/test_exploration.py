@@ -11,7 +11,13 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame.actions import ActionSpace
-from yamame.exploration import BilevelEpsilon, EpsilonGreedy, GaussianNoise, disable_exploration
+from yamame.exploration import (
+    BilevelEpsilon,
+    EpsilonGreedy,
+    Exploration,
+    GaussianNoise,
+    disable_exploration,
+)
 
 ROWS = 20_000
 SPECS = {
@@ -370,3 +376,54 @@ def test_a_schedule_of_many_millions_of_steps_is_exact():
     for _ in range(8_000):
         noise.step(2_000)
     assert float(noise.epsilon(rows(torch.zeros(3, dtype=torch.int64), 3))) == pytest.approx(0.525)
+
+
+def test_the_share_of_a_budget_drives_the_schedule_and_never_back():
+    noise = EpsilonGreedy(Categorical(4), anneal=0.5, start=1.0, end=0.0)
+    strength = lambda: float(noise.anneal(noise.start, noise.end))  # noqa: E731
+    assert strength() == 1.0
+    noise.step(10**9)  # steps count only with anneal_steps
+    assert strength() == 1.0
+    noise.set_spent(0.25)
+    assert strength() == 0.5
+    noise.set_spent(0.125)  # of a budget that was raised
+    assert strength() == 0.5
+    noise.set_spent(0.75)
+    assert strength() == 0.0
+    with pytest.raises(ValueError, match=r"share must be in \[0, 1\]"):
+        noise.set_spent(1.5)
+
+
+def test_steps_take_precedence_over_the_share():
+    noise = EpsilonGreedy(Categorical(4), anneal=0.5, anneal_steps=100, start=1.0, end=0.0)
+    noise.set_spent(1.0)
+    assert float(noise.anneal(1.0, 0.0)) == 1.0
+    noise.step(50)
+    assert float(noise.anneal(1.0, 0.0)) == 0.5
+
+
+def test_the_spent_share_is_part_of_the_state_and_older_states_have_none():
+    noise = EpsilonGreedy(Categorical(4))
+    noise.set_spent(0.125)
+    state = noise.state_dict()
+    other = EpsilonGreedy(Categorical(4))
+    other.load_state_dict(state)
+    assert float(other.anneal(1.0, 0.0)) == 0.5
+    older = {name: value for name, value in state.items() if name != "spent"}
+    other = EpsilonGreedy(Categorical(4), anneal_steps=100)
+    other.load_state_dict(older)
+    assert float(other.anneal(1.0, 0.0)) == 1.0
+
+
+def test_a_class_that_knows_steps_alone_still_works():
+    class Former(Exploration):
+        def __init__(self, action_space, *, anneal_steps):
+            super().__init__(action_space, anneal_steps=anneal_steps)
+
+        def epsilon(self, tensordict):
+            return self.anneal(1.0, 0.0)
+
+    noise = Former(Categorical(4), anneal_steps=100)
+    noise.set_spent(1.0)
+    noise.step(25)
+    assert float(noise.anneal(1.0, 0.0)) == 0.75

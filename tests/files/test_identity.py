@@ -171,3 +171,17 @@ def test_a_refused_resume_names_the_former_values_to_add():
     current = {"env": {**saved["env"], "split_by": "walls", "position": True}}
     with pytest.raises(UsageError, match=r"env\.split_by=walls_and_goals, or another run\.name"):
         compare_config(saved, current)
+
+
+def test_a_part_that_earlier_versions_lacked_is_a_change_unless_it_is_none():
+    saved = {"schedule": {"batch_size": 4}, "replay": {"capacity": 9}}
+    node = {"_target_": "yamame.training.OverfittingRegulator", "target": 1.2}
+    present = {"schedule": {"batch_size": 4, "regulator": None}, "replay": {"capacity": 9}}
+    assert differing(saved, present, but_for=may_change_on_resume) == []
+    present["replay"]["held_out"] = 16
+    assert differing(saved, present, but_for=may_change_on_resume) == []
+    present["schedule"]["regulator"] = node
+    changes = differing(saved, present, but_for=may_change_on_resume)
+    assert changes == ["schedule.regulator: null -> OverfittingRegulator"]
+    with pytest.raises(UsageError, match=r"schedule\.regulator=null"):
+        compare_config(saved, present)

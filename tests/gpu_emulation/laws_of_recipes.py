@@ -14,7 +14,7 @@ ON_POLICY = (
     "debug=tiny", "logger=none", "evaluation.num_episodes=2", "evaluation.max_steps=12",
     "evaluation.video_frames=1",
 )  # fmt: skip
-TINY = (*ON_POLICY, "schedule.anneal_lr=false")
+TINY = (*ON_POLICY, "schedule.anneal_lr=false", "exploration.anneal_steps=60000")
 NARROW = {
     "transformer": "encoder.d_model=16 encoder.num_layers=1 encoder.dropout=0",
     "gru": "encoder.hidden_size=16 encoder.out_features=16",

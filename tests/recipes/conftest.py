@@ -173,7 +173,9 @@ SMALL = [
     "checkpoint.interval=64",
     "replay.capacity=300",
     "budget.updates=null",
+    # A run that is extended equals a longer one only without schedules over the budget.
     "schedule.anneal_lr=false",
+    "exploration.anneal_steps=60000",
 ]
 
 

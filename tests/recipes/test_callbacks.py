@@ -9,7 +9,7 @@ import pytest
 import yamame
 from yamame.checks import UsageError
 from yamame.files.run_directory import RunDirectory
-from yamame.runs import CostLimit, EarlyStopping
+from yamame.runs import EarlyStopping
 from yamame.system.signals import SIGNALS
 
 TINY = ("debug=tiny", "env=tmaze", "env.length=8", "encoder=gru", "logger=none", "run.name=a")
@@ -140,21 +140,6 @@ def test_stopping_ends_a_run_in_order_and_only_another_budget_goes_on(capsys):
     more = ("budget.env_steps=100001", *same, "resume=auto")
     further = yamame.train(*TINY, *more, callbacks=[EarlyStopping("success_mean", threshold=-1.0)])
     assert further.progress.env_steps > run.progress.env_steps
-
-
-def test_a_limit_of_cost_ends_a_run_in_order_and_what_was_spent_before_counts(components):
-    limit = ("callbacks=cost_limit", "callbacks.cost_limit.cpu_s=0.01", "budget.env_steps=100000")
-    run = yamame.train(*TINY, "budget.updates=null", *limit)
-    assert run.summary["status"] == "FINISHED"
-    assert "CPU-seconds are spent" in run.progress.stopped
-    assert run.progress.env_steps == run.config["schedule"]["steps_per_iteration"]
-    more = ("callbacks=cost_limit", "budget.env_steps=100001", "resume=auto")
-    spent = components(run.path)["costs"]["cpu_s"]
-    enough = (*more, f"callbacks.cost_limit.cpu_s={spent}")
-    further = yamame.train(*TINY, "budget.updates=null", *enough)
-    assert further.progress.env_steps == 2 * run.progress.env_steps
-    with pytest.raises(ValueError, match=r"cpu_s must be .*got 0"):
-        CostLimit(cpu_s=0.0)
 
 
 @pytest.mark.parametrize(

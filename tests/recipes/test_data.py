@@ -30,6 +30,7 @@ PLAYED = [
 TINY = [
     *PLAYED,
     "schedule.anneal_lr=false",
+    "exploration.anneal_steps=60000",
     "checkpoint.interval=1",
     "budget.updates=null",
 ]

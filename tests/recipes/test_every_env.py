@@ -32,7 +32,7 @@ RUNS = [
     "collector=sync "
     "encoder=linear_recurrent timestep_encoder=mlp",
     "env=tmaze env.length=8 agent=bc exploration=edges hardware=cpu optimizer=muon",
-    "env=wind env.time_limit=9 agent.box_distribution=beta encoder=memoryless callbacks=cost_limit",
+    "env=wind env.time_limit=9 agent.box_distribution=beta encoder=memoryless",
     "env=wind env.time_limit=9 agent=amago2 encoder=gru_selective callbacks=early_stopping",
     # Environments and encoders of other packages; nothing else is tested with these alone.
     *("env=crafter goal_encoder=token", "env=minigrid", "env=multi_domain", "env=popgym"),

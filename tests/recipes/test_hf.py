@@ -22,6 +22,7 @@ TINY = (
 )
 TINY += (
     "schedule.anneal_lr=false",
+    "exploration.anneal_steps=60000",
     "encoder.d_model=8",
     "encoder.num_heads=2",
     "encoder.num_layers=1",

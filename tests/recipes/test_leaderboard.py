@@ -10,19 +10,31 @@ from yamame.checks import UsageError
 from yamame.cli.nodes import plain
 from yamame.cli.settings import CONFIGS
 from yamame.cli.validation import validated
-from yamame.runs import CostLimit, api
+from yamame.report.scores import read_scores
+from yamame.runs import api, suites
 from yamame.system.installed import recipe_command
 from yamame.tracking.history import RunReader
 
-SUITE = """# A suite of three corridors
+SUITE = """# A suite of corridors
 title: Corridors
-key: env.length
 tiers:
-  short: {{experiment: cpu_tmaze, tasks: [{tasks}]}}
+  short: {{overrides: [experiment=cpu_tmaze], tasks: [{tasks}]}}
+  long: {{}}
+random_source: a coin
+tasks:
+  zero: {{overrides: [env.length=0]}}
+  three:
+    overrides: [env.length=3]
+    metric: return_mean
+    random: -1.0
+    best: 1.0
+    best_source: a bound
+  four: {{overrides: [env.length=4]}}
+  wrong: {{overrides: [env.length=x]}}
 against: theirs
 published:
-  theirs: {{source: a paper, changed: ["4"], values: {{"3": [-2.0, 0.1], "4": 0.5}}}}
-  others: {{source: nobody, changed: [], values: {{}}}}
+  theirs: {{source: a paper, changed: [four], values: {{three: [-2.0, 0.1], four: 0.5}}}}
+  others: {{source: unknown, changed: [], values: {{}}}}
 """
 TINY = "overrides=[debug=tiny,encoder=gru,logger.models=false,logger.system_metrics=false]"
 
@@ -47,10 +59,10 @@ def board(play, tmp_path):
             *arguments,
         )
         page = tmp_path / "leaderboard" / "corridors-short.md"
-        lines = page.read_text().splitlines() if page.exists() else []
+        table = page.read_text().partition("<!-- end of runs -->")[0] if page.exists() else ""
         rows = [
             [cell.strip() for cell in line.split("|")[1:-1]]
-            for line in lines
+            for line in table.splitlines()
             if line.startswith("| ")
         ]
         return *told, [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
@@ -63,13 +75,13 @@ def runs_of(folder):
 
 
 def test_a_table_is_not_made_of_nothing_but_failures(board):
-    status, _, errors, rows = board("0")
+    status, _, errors, rows = board("zero")
     assert (status, rows) == (1, [])
     assert "length: must be at least 1, got 0" in errors
 
 
 def test_what_is_missing_is_run_what_failed_is_told_and_what_is_done_stays(board, tmp_path):
-    status, out, errors, rows = board("0, 3")
+    status, out, errors, rows = board("zero, three")
     assert status == 1
     assert "length: must be at least 1, got 0" in errors
     assert (
@@ -79,16 +91,30 @@ def test_what_is_missing_is_run_what_failed_is_told_and_what_is_done_stays(board
     assert [row["at the end"] == "to be measured" for row in rows] == [True, False]
     first = rows[1]
     assert (first["theirs"], first["verdict"]) == ("-2.000 ± 0.100", "above (one seed)")
-    assert re.fullmatch(r"\d\.\d{3}", first["best"])
+    assert re.fullmatch(r".?\d\.\d{3}", first["best"])
     assert float(first["CPU-s"]) > 0
+    board_folder = tmp_path / "leaderboard"
+    (run,) = read_scores(board_folder / "corridors-short.csv")
+    assert (run.task, run.seed, run.budget, run.metric) == ("three", 0, None, "return_mean")
+    assert run.score == pytest.approx((run.value + 1) / 2)
+    assert first["score"] == f"{run.score:.3f}"
+    assert (run.updates, run.cpu_s > 0) == (2, True)
+
     ids = runs_of(tmp_path)
-    status, out, errors, rows = board("3, 4")
+    (board_folder / "corridors-short.csv").rename(tmp_path / "before.csv")
+    status, out, errors, rows = board("three, four", "baseline=before.csv")
     assert (status, out.splitlines()[-1]) == (0, "leaderboard/corridors-short.md"), errors
     assert rows[0] == first
-    assert (rows[1]["task"], rows[1]["theirs"], rows[1]["verdict"]) == ("4", "(0.500)", "")
+    assert (rows[1]["task"], rows[1]["theirs"], rows[1]["verdict"]) == ("four", "(0.500)", "")
+    assert rows[1]["score"] == ""
     assert runs_of(tmp_path)[:1] == ids
     assert len(runs_of(tmp_path)) == 2
-    assert "- *theirs*: a paper" in (tmp_path / "leaderboard" / "corridors-short.md").read_text()
+    page = (board_folder / "corridors-short.md").read_text()
+    assert "- *theirs*: a paper" in page
+    assert "- *best known*, three: a bound" in page
+    # The same run is no better than itself.
+    assert re.search(r"\| three \| .?0\.000 \|", page)
+    assert page.count("<!-- scores -->") == 1
 
 
 def test_a_run_that_is_asked_to_end_ends_the_recipe_which_goes_on_later(board, monkeypatch):
@@ -99,7 +125,7 @@ def test_a_run_that_is_asked_to_end_ends_the_recipe_which_goes_on_later(board, m
         raise KeyboardInterrupt
 
     monkeypatch.setattr(api, "train", interrupted)
-    assert board("3, 4")[0] == 75
+    assert board("three, four")[0] == 75
     assert len(seen) == 1
     assert "resume=auto" in seen[0]
 
@@ -107,9 +133,18 @@ def test_a_run_that_is_asked_to_end_ends_the_recipe_which_goes_on_later(board, m
 @pytest.mark.parametrize(
     ("tasks", "arguments", "message"),
     [
-        ("3", ["tier=long"], "tier: must be one of short, got 'long'"),
-        ("x", [], "env.length: must be an integer or a list, each an integer, got 'x'"),
-        ("3", ["overrides=[encodr=gru]"], "encodr: no such key"),
+        ("three", ["tier=medium"], "tier: must be one of short, long, got 'medium'"),
+        ("wrong", [], "env.length: must be an integer or a list, each an integer, got 'x'"),
+        ("three", ["overrides=[encodr=gru]"], "encodr: no such key"),
+        ("five", [], "suite.tiers.short.tasks: must be some of zero, three"),
+        ("three, four", ["tasks=[zero]"], "tasks: must be some of three, four"),
+        ("three, four", ["tasks=[]"], "tasks: must be different names"),
+        ("three", ["cpu_s=[]"], "cpu_s: must have at least one limit"),
+        ("three", ["cpu_s=[0]"], "cpu_s: must be"),
+        ("three", ["+suite.tasks.three.wrist=1"], "suite.tasks.three: wrist: must be a setting"),
+        ("three", ["suite.tasks.three.best=-1"], "suite.tasks.three.best: must differ"),
+        ("three", ["suite.tasks.three.random=null"], "suite.tasks.three.random: must be given"),
+        ("three", ["baseline=none.csv"], "baseline: none.csv does not exist"),
     ],
 )
 def test_all_runs_are_checked_before_the_first_one(board, tmp_path, tasks, arguments, message):
@@ -122,7 +157,7 @@ def test_all_runs_are_checked_before_the_first_one(board, tmp_path, tasks, argum
 def test_the_suite_of_popgym_names_its_tasks_and_what_is_limited_by_cost(
     play, tmp_path, monkeypatch
 ):
-    two = "suite.tiers.gpu.tasks=[RepeatFirstEasy,LabyrinthExploreHard]"
+    two = "tasks=[RepeatFirstEasy,LabyrinthExploreHard]"
     status, out, errors = play(
         "leaderboard", tmp_path, "popgym", "tier=gpu", "only_check=true", two
     )
@@ -134,29 +169,65 @@ def test_the_suite_of_popgym_names_its_tasks_and_what_is_limited_by_cost(
     ]
     suite = yamame.compose(recipe="leaderboard").suite
     assert len(suite.tiers.cpu.tasks) >= 14
-    tasks = set(suite.tiers.gpu.tasks)
-    assert len(suite.tiers.gpu.tasks) == len(tasks) == 48
+    tasks = set(suite.tasks)
+    assert len(tasks) == 48
     assert set(suite.tiers.cpu.tasks) < tasks
     for column in suite.published.values():
         assert set(column["values"]) <= tasks
         assert len(column["source"]) > 10
-    limit = yamame.compose(f"experiment={suite.tiers.cpu.experiment}").callbacks.cost_limit
-    assert limit.cpu_s == 150.0
-    assert limit._target_.endswith(CostLimit.__name__)
+    assert yamame.compose(*suite.tiers.cpu.overrides).budget.cpu_s == 150.0
+
+
+def settings(*overrides):
+    """Settings of the recipe."""
+    composed = plain(yamame.compose(*overrides, recipe="leaderboard"))
+    return validated(CONFIGS["leaderboard"], composed)
+
+
+@pytest.mark.parametrize("name", ["dev", "reported"])
+def test_every_task_with_a_score_has_settings_that_are_accepted_and_sources(name):
+    planned = suites.plan(settings(f"suite={name}", "cpu_s=null"))
+    assert {runs.budget for runs in planned} == {60.0, 300.0}
+    tasks = {runs.name: runs.task for runs in planned}
+    assert len(tasks) >= 12
+    for task in tasks.values():
+        yamame.compose(*task.overrides)
+        assert task.metric in ("success_mean", "return_mean")
+        assert task.random < task.best
+        assert len(task.best_source) > 10
+    assert all(runs.anchors is not None for runs in planned)
+
+
+def test_no_task_is_both_chosen_on_and_reported():
+    names = [settings(f"suite={name}").suite.tasks for name in ("dev", "reported")]
+    overrides = [{tuple(task.overrides) for task in tasks.values()} for tasks in names]
+    assert not set(names[0]) & set(names[1])
+    assert not overrides[0] & overrides[1]
+
+
+def test_each_limit_is_a_run_of_its_own_and_the_only_limit():
+    limited = settings("suite=dev", "cpu_s=[60,2.5]", "tasks=[tmaze_100]", "overrides=[seed=7]")
+    planned = suites.plan(limited)
+    assert [runs.budget for runs in planned] == [60.0, 2.5]
+    assert planned[1].overrides == (
+        "env=tmaze", "env.length=100", "budget.cpu_s=2.5", *suites.NO_OTHER_LIMIT, "seed=7",
+    )  # fmt: skip
+    names = {runs.run_name(seed) for runs in planned for seed in (0, 1)}
+    other = suites.plan(settings("suite=dev", "cpu_s=[60]", "tasks=[tmaze_100]"))
+    assert len(names | {other[0].run_name(0)}) == 5
+    # Without a limit, runs keep the name that `train` gives them.
+    assert suites.plan(settings("suite=popgym"))[0].run_name(0) is None
 
 
 def test_the_same_failure_of_every_task_is_one_line(capsys, monkeypatch):
-    module = api.load_recipe("leaderboard")
-
     def fail(*_):
         raise UsageError("encoder.size: must be even, got 3")
 
-    monkeypatch.setattr(module, "train_or_resume", fail)
-    composed = plain(yamame.compose("suite=popgym", recipe="leaderboard"))
-    cfg = validated(CONFIGS["leaderboard"], composed)
+    monkeypatch.setattr(suites, "train_or_resume", fail)
+    cfg = settings("suite=popgym")
     reported = set()
-    for task in ("a", "b", "c"):
-        assert not module.trained(cfg, [f"env.id={task}"], 0, reported)
+    for runs in suites.plan(cfg)[:3]:
+        assert suites.train_planned(cfg, runs, 0, reported) is None
     err = capsys.readouterr().err
     assert err.count("\n") == err.count("encoder.size") == 1
-    assert "env.id=a" in err
+    assert "env.id=RepeatFirstEasy" in err

@@ -22,6 +22,7 @@ SETTINGS = [
     *(
         "agent/returns=binned",
         "schedule.anneal_lr=false",
+        "exploration.anneal_steps=60000",
         "schedule.learning_starts=64",
         "run.name=a",
     ),

@@ -23,6 +23,7 @@ SMALL = [
     "checkpoint.interval=64",
     "budget.updates=null",
     "schedule.anneal_lr=false",
+    "exploration.anneal_steps=60000",
     "run.name=a",
 ]
 TRIALS = ["trials=repeated", "trials.num_trials=2"]

@@ -25,6 +25,7 @@ TINY = [
     *(
         "evaluation.interval=1000",
         "schedule.anneal_lr=false",
+        "exploration.anneal_steps=60000",
         "budget.updates=null",
     ),
 ]

@@ -31,6 +31,7 @@ TINY = (
     ),
     *(
         "schedule.anneal_lr=false",
+        "exploration.anneal_steps=60000",
         "checkpoint.interval=128",
         "evaluation.interval=10000",
         "evaluation.num_episodes=4",
@@ -77,15 +78,18 @@ def summary(folder: Path) -> dict:
 
 
 def test_two_processes_share_one_run_out(tmp_path, components, run_forked):
-    settings = (str(TRAIN), *TINY, "budget.env_steps=384", "resume=auto")
+    episodes = "schedule.learning_starts_episodes=10"
+    settings = (str(TRAIN), *TINY, "budget.env_steps=384", episodes, "resume=auto")
     done = run_forked(SHARED, *settings, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("runs/a/summary.json") == 1
     assert "Error" not in done.stderr
     ended = summary(tmp_path)
     assert (ended["status"], ended["env_steps"]) == ("FINISHED", 384)
-    assert ended["updates"] == int((384 - 128) * 0.05)
     saved = components(tmp_path / "runs/a")
+    began = saved["progress"]["learning_began"]
+    assert began >= 128
+    assert ended["updates"] == int((384 - began) * 0.05)
     assert saved["replay"].keys() == saved["rng"].keys() == {"0", "1"}
     assert not torch.equal(saved["rng"]["0"]["torch_cpu"], saved["rng"]["1"]["torch_cpu"])
     assert saved["progress"]["env_steps"] == 384

@@ -25,6 +25,7 @@ SHORT = [
     "env.time_limit=20",
     "schedule.learning_starts=128",
     "schedule.anneal_lr=false",
+    "exploration.anneal_steps=60000",
     "evaluation.num_episodes=2",
     "evaluation.interval=200",
     "evaluation.video_frames=1",

@@ -128,7 +128,8 @@ def test_a_run_that_ends_before_its_first_update_says_so(capsys):
 def test_advice_names_a_score_that_is_not_above_random_and_exploration_that_has_not_annealed(
     capsys,
 ):
-    _, lines = train(capsys, "+env.settings.ends=5", "run.name=mine")
+    long = "exploration.anneal_steps=60000"
+    _, lines = train(capsys, "+env.settings.ends=5", "run.name=mine", long)
     (advice,) = having(lines, "does_not_learn.md")
     assert advice.startswith("mine: return ")
     assert "after 2 updates" in advice
@@ -142,6 +143,7 @@ def test_advice_names_a_score_that_is_not_above_random_and_exploration_that_has_
 
 def test_a_recipe_without_exploration_has_nothing_to_anneal(capsys):
     setting = ("env=bandits", "exploration=epsilon_greedy", "budget.updates=2")
+    setting = (*setting, "exploration.anneal_steps=60000")
     yamame.train(*TINY, *setting, recipe="ppo")
     lines = capsys.readouterr().err.splitlines()
     assert not having(lines, "anneal")

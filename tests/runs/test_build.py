@@ -9,8 +9,7 @@ from yamame.agent import InContextAgent
 from yamame.checks import UsageError
 from yamame.losses import MultiGammaREDQLoss, SeparateREDQLoss
 from yamame.replay import SequencePacking
-from yamame.runs.build import build_agent, build_env, build_learner, build_transform, total_updates
-from yamame.system.budget import Budget
+from yamame.runs.build import build_agent, build_env, build_learner, build_transform
 
 
 def built(*overrides: str) -> tuple[InContextAgent, MultiGammaREDQLoss]:
@@ -131,50 +130,6 @@ def test_an_error_of_a_part_names_the_key_of_the_setting(own_module, key, value,
 
 def test_the_configuration_of_these_errors_is_right_without_them():
     build_all(small_config())
-
-
-def annealed(offline=0, **budget):
-    """The configuration of a schedule, with the limits given."""
-    limits = {"env_steps": None, "updates": None, "minutes": 1.0, **budget}
-    return OmegaConf.create(
-        {
-            "schedule": {
-                "learning_starts": 1000,
-                "updates_per_step": 0.02,
-                "offline_updates": offline,
-            },
-            "budget": limits,
-        }
-    )
-
-
-def test_the_learning_rate_ends_with_whichever_limit_comes_first():
-    assert total_updates(annealed(env_steps=11_000)) == 200
-    assert total_updates(annealed(offline=30, env_steps=11_000)) == 230
-    assert total_updates(annealed(updates=150)) == 150
-    assert total_updates(annealed(env_steps=11_000, updates=150)) == 150
-    assert total_updates(annealed(env_steps=11_000, updates=250)) == 200
-
-
-def test_the_time_by_which_a_rate_falls_is_that_of_the_first_rank(monkeypatch):
-    asked = []
-    monkeypatch.setattr("yamame.distributed.broadcast", lambda spent: asked.append(spent) or 0.75)
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        cfg = compose(
-            "train", overrides=["env=tmaze", "encoder=memoryless", "schedule.warmup_updates=0"]
-        )
-    agent = build_agent(cfg, build_env(cfg, num_envs=2, seed=0))
-    learner = build_learner(cfg, agent, budget=Budget(minutes=5.0))
-    assert asked
-    assert learner.schedule.get_last_lr() == [0.5 * cfg.optimizer.lr]
-
-
-def test_minutes_alone_limit_no_number_of_updates():
-    assert total_updates(annealed()) is None
-
-
-def test_a_budget_that_ends_before_learning_starts_still_has_an_end():
-    assert total_updates(annealed(env_steps=500)) == 1
 
 
 def test_relabelling_without_goals_names_the_group_and_the_environment():

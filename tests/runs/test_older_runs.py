@@ -20,6 +20,7 @@ SETTINGS = [
         "env.split_by=walls_and_goals",
         "evaluation.interval=100000",
         "schedule.anneal_lr=false",
+        "exploration.anneal_steps=60000",
     ),
 ]
 

@@ -66,7 +66,7 @@ def test_a_limit_must_be_a_positive_number(value):
 
 
 def test_a_budget_needs_a_limit():
-    with pytest.raises(ValueError, match="must be given, or updates or minutes"):
+    with pytest.raises(ValueError, match="must be given, or updates, minutes or cpu_s"):
         Budget()
 
 
@@ -80,3 +80,43 @@ def test_time_counts_from_the_start_and_over_resumes():
     assert budget.elapsed_s == 10
     clock.now += 5
     assert budget.elapsed_s == 15
+
+
+def test_cpu_seconds_end_a_run_and_their_share_begins_with_the_first_step():
+    clock = Clock()
+    clock.now = 20.0  # imports and building
+    budget = Budget(cpu_s=100, cpu_clock=clock)
+    budget.start()
+    assert budget.is_timed
+    assert budget.fraction(env_steps=0, updates=0) == 0.0
+    clock.now = 60.0
+    assert budget.fraction(env_steps=0, updates=0) == 0.5
+    state = budget.state_dict()
+
+    later = Budget(cpu_s=100, cpu_clock=clock)
+    clock.now = 68.0  # imports and building again, which are spent
+    later.load_state_dict(state)
+    later.start()
+    assert later.fraction(env_steps=0, updates=0) == 0.6
+    assert later.ended(env_steps=0, updates=0) is None
+    clock.now = 100.0
+    assert later.ended(env_steps=0, updates=0) == "cpu_s"
+    assert later.fraction(env_steps=0, updates=0) == 1.0
+    assert not Budget(env_steps=1).is_timed
+
+
+def test_cpu_seconds_that_building_has_spent_leave_nothing():
+    clock = Clock()
+    budget = Budget(cpu_s=50, cpu_clock=clock)
+    budget.start()
+    assert budget.fraction(env_steps=0, updates=0) == 1.0
+
+
+def test_the_rest_of_cpu_seconds_takes_longer_if_fewer_cores_are_busy():
+    clock, cpu = Clock(), Clock()
+    budget = Budget(cpu_s=200, clock=clock, cpu_clock=cpu)
+    budget.start()
+    clock.now += 20
+    cpu.now += 10
+    speeds = {"env_steps_per_s": 0.0, "updates_per_s": 0.0}
+    assert budget.remaining_s(env_steps=0, updates=0, **speeds) == pytest.approx(180)

@@ -43,6 +43,22 @@ def test_a_living_child_counts_already():
         child.communicate("\n")
 
 
+def test_a_recent_reading_counts_no_second_twice():
+    meter = CostMeter()
+    code = BURN + "\nprint('done', flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as child:
+        child.stdout.readline()
+        assert meter.cpu_s >= 0.28  # reads the living child
+        child.communicate("\n")
+    assert meter.recent_cpu_s() - meter.cpu_s < 0.1
+    start = time.process_time()
+    before = meter.recent_cpu_s()
+    while time.process_time() - start < 0.1:
+        pass
+    assert meter.recent_cpu_s() >= before + 0.08  # its own seconds are always new
+
+
 def test_costs_continue_from_a_checkpoint():
     meter = CostMeter()
     meter.load_state_dict({"cpu_s": 100.0, "wall_s": 200.0})

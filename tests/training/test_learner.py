@@ -74,13 +74,13 @@ def test_the_learning_rate_falls_linearly_to_zero_after_the_warm_up(tmp_path):
     assert moves.tolist() == pytest.approx([0.05, 0.1, 0.1, 0.075, 0.05, 0.025, 0.0, 0.0], abs=1e-5)
 
 
-def test_the_learning_rate_is_zero_when_time_is_out_and_ignores_its_first_half(tmp_path):
-    spent = iter([0.0, 0.25, 0.5, 0.75, 1.0, 1.0])  # asked when it is built and after every update
-    learner = make(tmp_path, total_updates=1000, time_spent=lambda: next(spent))
+def test_the_learning_rate_falls_by_the_function_given_after_the_warm_up(tmp_path):
+    shares = [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    learner = make(tmp_path, warmup_updates=2, fall=shares.__getitem__)
     for _ in range(5):
         learner.update(batch(1.0))
     moves = torch.tensor([1.0, *learner.loss.seen]).diff().neg()
-    assert moves.tolist() == pytest.approx([0.1, 0.0999, 0.0998, 0.05, 0.0], abs=1e-5)
+    assert moves.tolist() == pytest.approx([0.05, 0.075, 0.05, 0.025, 0.0], abs=1e-5)
 
 
 def test_averaged_weights_follow_every_update_that_is_made(tmp_path):
@@ -273,3 +273,37 @@ def test_a_term_that_is_no_scalar_is_named_and_so_is_a_loss_without_any(tmp_path
         assert (
             float(make(tmp_path, Writes("loss_own", *shape)).update(TensorDict({}))["loss"]) == 2.0
         )
+
+
+class Stateful(nn.Module):
+    """Has running statistics, dropout, and a part that stays in evaluation mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        self.dropout = nn.Dropout(0.5)
+        self.frozen = nn.Linear(2, 1).eval()
+
+    def forward(self, batch):
+        y = self.frozen(self.dropout(self.norm(batch["x"])))
+        return TensorDict({"loss_a": y.square().mean(), "loss_b": y.abs().mean()})
+
+
+def test_an_evaluation_of_the_loss_changes_nothing(tmp_path):
+    learner = make(tmp_path, Stateful())
+    data = TensorDict({"x": torch.randn(8, 2)}, [8])
+    learner.update(data)
+    before = {name: value.clone() for name, value in learner.loss.state_dict().items()}
+    generator = torch.get_rng_state()
+
+    metrics = learner.evaluate(data)
+    assert metrics == learner.evaluate(data)
+    assert float(metrics["loss"]) == pytest.approx(float(metrics["loss_a"] + metrics["loss_b"]))
+    assert not any(value.requires_grad for value in metrics.values())
+    after = learner.loss.state_dict()
+    assert all(bool((after[name] == value).all()) for name, value in before.items())
+    assert bool((torch.get_rng_state() == generator).all())
+    modes = [learner.loss.training, learner.loss.norm.training, learner.loss.frozen.training]
+    assert modes == [True, True, False]
+    learner.update(data)  # which does change statistics
+    assert not bool((learner.loss.norm.running_mean == before["norm.running_mean"]).all())

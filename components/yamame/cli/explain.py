@@ -16,6 +16,7 @@ from yaml import YAMLError
 
 from yamame.checks import UsageError
 from yamame.cli.command_line import CommandLine, label_of, unreadable_file
+from yamame.cli.replaced import instead_of_former
 from yamame.cli.suggestions import closest_of
 from yamame.cli.validation import SettingsError, raise_any
 from yamame.files.config import flatten
@@ -187,6 +188,9 @@ def _explain_choice(error: MissingConfigException, line: CommandLine) -> str | N
     """Return a line about a choice that a group does not have; None if there is no such group."""
     assert error.missing_cfg_file is not None
     group, _, choice = error.missing_cfg_file.rpartition("/")
+    former = instead_of_former(f"{group}={choice}")
+    if former is not None:
+        return former
     options = error.options
     if not options:
         # A group of groups has its choices in folders.

@@ -1,7 +1,8 @@
-"""Settings of a choice whose class the command line replaces, as ``env._target_=mylab.Env`` does.
+"""Settings in the place of others: choices of earlier versions, and replaced classes.
 
-A choice sets arguments of its own class. The replacing class may not take
-them: those that the command line did not set are then removed.
+The command line may replace the class of a choice, as ``env._target_=mylab.Env``. A choice sets
+arguments of its own class. The replacing class may not take them: those that the command line did
+not set are then removed.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -13,8 +14,20 @@ from yamame.checks import UsageError
 from yamame.cli.validation import takes_argument
 from yamame.files.trusted import SPECIAL, check_name, locate, prefixes_of
 
+FORMER_CHOICES = {"callbacks=cost_limit": "set budget.cpu_s=SECONDS"}
+"""Choices of earlier versions, each with the setting in its place."""
 _CHANGES_OF_ENV = ("evaluation.env", "source.env")
 """Nodes with further arguments of the environment."""
+
+
+def instead_of_former(choice: str) -> str | None:
+    """Return what to set in the place of a choice of an earlier version; None for other choices.
+
+    >>> instead_of_former("callbacks=cost_limit")
+    'callbacks=cost_limit: replaced, set budget.cpu_s=SECONDS'
+    """
+    instead = FORMER_CHOICES.get(choice)
+    return instead and f"{choice}: replaced, {instead}"
 
 
 def leave_out_replaced(cfg: Any, overridden: Collection[str]) -> list[str]:

@@ -260,17 +260,45 @@ class ReportConfig(Config):
     """Intervals over seeds: Student's and Welch's below ten seeds, bootstrap above."""
 
 
+class SuiteTask(Section):
+    """Task of a suite: an entry of ``suite.tasks``."""
+
+    overrides: list[VerbatimText]
+    """Settings of the task, as [env=tmaze,env.length=100]."""
+    metric: Text | None = None
+    """Metric of evaluations that is scored; null: the task has no score."""
+    random: float | None = None
+    """Metric of random actions, which scores 0."""
+    best: float | None = None
+    """Best known metric, which scores 1; below `random` where less is better."""
+    best_source: Text | None = None
+    """Source of the best known metric."""
+
+
+class SuiteTier(Section):
+    """Way to run the tasks of a suite: an entry of ``suite.tiers``."""
+
+    overrides: list[VerbatimText] | None = None
+    """Settings of all tasks, as [experiment=cpu_popgym]; null: none."""
+    tasks: list[Text] | None = None
+    """Names of its tasks; null: all."""
+    cpu_s: list[PositiveFloat] | None = None
+    """Limits of the runs in CPU-seconds; null: the limits of the settings."""
+
+
 class SuiteSettings(Section):
     """Tasks of a benchmark, and published results."""
 
     title: Text
     """Title of the table."""
-    key: Text
-    """Setting that names a task on the command line, as env.id."""
     tiers: Annotated[Node, Rule("a mapping with at least one tier", bool)]
-    """Tasks by tier, and the experiment that trains them."""
-    against: Text
-    """Column of the table that verdicts compare with."""
+    """By name, ways to run the tasks: overrides for all, tasks, and limits cpu_s."""
+    tasks: Annotated[Node, Rule("a mapping with at least one task", bool)]
+    """By name: overrides, and for a score the metric, its random and best values, best_source."""
+    random_source: Text | None
+    """Source of the metrics of random actions."""
+    against: Text | None
+    """Column of the table that verdicts compare with; null: no verdicts."""
     published: Node
     """Published results by column."""
 
@@ -291,25 +319,33 @@ class LeaderboardConfig(Config):
     first_word: ClassVar[str | None] = "suite"
 
     suite: SuiteSettings
-    tier: Text
-    """Tier of tasks to run: a key of suite.tiers."""
+    tier: Text | None
+    """Tier of tasks to run: a key of suite.tiers; null: the first one."""
+    tasks: list[Text] | None
+    """Tasks to run, as [tmaze_100,lake_4x4]; null: all of the tier."""
     seeds: Seeds
     """Seeds of the runs of each task."""
+    cpu_s: list[PositiveFloat] | None
+    """Limits of the runs in CPU-seconds, as [60,300]; each limit is a run of its own, without the
+    default limits of steps and minutes. null: those of the tier."""
     overrides: list[VerbatimText]
     """Overrides of every run, as [encoder=gru,device=cuda]."""
     page: VerbatimText | None
-    """Markdown page whose marked table is replaced; null: leaderboard/<suite>-<tier>.md."""
+    """Markdown page whose marked table is replaced; null: leaderboard/<suite>-<tier>.md. A CSV file
+    beside it has a row per run."""
+    baseline: VerbatimText | None
+    """CSV file of an earlier call with other overrides, to compare scores with; null: none."""
     only_check: bool
     """List and check the runs, without training."""
     store: LeaderboardStore
     resampling: Target
-    """Intervals of verdicts over several seeds."""
+    """Intervals of verdicts over several seeds, and of scores."""
 
     @field_validator("tier")
     @classmethod
-    def _is_known(cls, tier: str, info: ValidationInfo) -> str:
+    def _is_known(cls, tier: str | None, info: ValidationInfo) -> str | None:
         suite = info.data.get("suite")
-        return known_name(None if suite is None else suite.tiers, tier)
+        return tier if suite is None or tier is None else known_name(suite.tiers, tier)
 
 
 class ContractSettings(Section):

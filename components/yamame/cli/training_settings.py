@@ -52,12 +52,16 @@ class BudgetSettings(Section):
     """Gradient updates; null: no limit."""
     minutes: PositiveFloat | None
     """Wall-clock minutes, evaluations included, summed over resumed sessions; null: no limit."""
+    # Runs of earlier versions do not have it.
+    cpu_s: PositiveFloat | None = None
+    """CPU-seconds of the process and its children, all from the start of the process, summed over
+    resumed sessions and ranks; null: no limit."""
 
     @model_validator(mode="after")
     def _has_limit(self) -> Self:
-        limits = (self.env_steps, self.updates, self.minutes)
-        if limits == (None, None, None):
-            raise refuse("have a limit: env_steps, updates or minutes")
+        limits = (self.env_steps, self.updates, self.minutes, self.cpu_s)
+        if all(limit is None for limit in limits):
+            raise refuse("have a limit: env_steps, updates, minutes or cpu_s")
         return self
 
 
@@ -88,7 +92,12 @@ class OffPolicySchedule(ScheduleSettings):
     """Schedule of recipes that learn from stored trajectories."""
 
     anneal_lr: bool
-    """Let the learning rate fall to zero over the budget, whichever limit ends the run."""
+    """Let the learning rate fall to zero at the end of the budget, whichever limit ends the run."""
+    # Runs of earlier versions do not have it.
+    anneal_lr_from: Annotated[float, Bounds(least=0, below=1)] | None = None
+    """Share of the budget that is spent when the learning rate begins to fall, with anneal_lr;
+    null: as in earlier versions, by updates from the end of the warm-up, and by minutes in their
+    second half."""
     cuda_graph: bool
     """Record the update of each shape of batch as a CUDA graph, and replay it; needs CUDA."""
     compile: bool
@@ -105,10 +114,19 @@ class ReplaySchedule(OffPolicySchedule):
 class TrainSchedule(ReplaySchedule):
     """Schedule of `train`, which alternates collecting and learning."""
 
+    # Runs of earlier versions do not have it.
+    learning_starts_episodes: Natural = 0
+    """Episodes of training that have ended before the first update, beside learning_starts; fewer
+    if a tenth of the budget is spent."""
     steps_per_iteration: Count
     """Environment steps, over all environments, that are collected before updates are made."""
     updates_per_step: Annotated[float, Bounds(least=0, most=1000)]
-    """Gradient updates per environment step after the first learning_starts steps."""
+    """Gradient updates per environment step after learning has started; the largest number with
+    regulator."""
+    # Runs of earlier versions do not have it.
+    regulator: Target | None = None
+    """Factor on updates_per_step that follows overfitting, measured on held-out trajectories
+    (replay.held_out); null: a constant number of updates per step."""
     offline_updates: Natural
     """Updates from data alone (data.source), before the first environment step."""
 
@@ -142,8 +160,10 @@ class EvaluationSettings(Section):
 
     num_episodes: Side
     """Number of held-out tasks, each played for one complete episode."""
-    interval: Count
-    """Environment steps between evaluations; updates in recipes without environment steps."""
+    interval: Count | None
+    """Environment steps between evaluations; updates in recipes without environment steps; null:
+    eight over the budget, or fewer, none before training has taken as many steps as the last one
+    did."""
     seed: Natural
     """Seed of the held-out tasks, whose results choose the best checkpoint. Training never uses it,
     and recipes/evaluate.py uses another."""
@@ -163,8 +183,9 @@ class EvaluationSettings(Section):
 class CheckpointSettings(Section):
     """Checkpoints of the run."""
 
-    interval: Count
-    """Environment steps between checkpoints; updates in recipes without environment steps."""
+    interval: Count | None
+    """Environment steps between checkpoints; updates in recipes without environment steps; null:
+    ten over the budget, and at least one in five minutes."""
     keep: Count
     """Number of latest checkpoints that are kept beside the best one."""
 

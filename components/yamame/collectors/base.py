@@ -64,7 +64,8 @@ class Collector(Protocol):
     Acting uses the collector's own copy of the policy, which changes only by
     `update_policy_weights_`. So the learner may run at the same time, in this process or a
     different one. If the collector has an ``exploration``, the method ``step`` of that is called
-    with environment steps that were taken elsewhere.
+    with environment steps that were taken elsewhere, and its ``set_spent``, if it has one, with the
+    spent share of the budget.
     """
 
     def collect(self, num_steps: int) -> Episodes:

@@ -104,7 +104,12 @@ class RolloutWorker:
         self._num_steps_counted = 0
 
     def play(
-        self, num_steps: int, version: int, weights: list[Any], num_steps_before: int
+        self,
+        num_steps: int,
+        version: int,
+        weights: list[Any],
+        num_steps_before: int,
+        spent: float | None = None,
     ) -> BlockResult:
         """Play at least ``num_steps`` steps of all its envs.
 
@@ -115,6 +120,7 @@ class RolloutWorker:
                 argument even if the weights are not new.
             num_steps_before: Environment steps of all workers that had been collected when the
                 block was requested.
+            spent: Share of the budget that was spent then; None without an exploration that has it.
 
         Raises:
             UserCodeError: User code has raised an error, of a class that the learner may not know.
@@ -122,10 +128,15 @@ class RolloutWorker:
         from yamame.system.user_code import user_code  # only actors need it
 
         with user_code():
-            return self._play(num_steps, version, weights, num_steps_before)
+            return self._play(num_steps, version, weights, num_steps_before, spent)
 
     def _play(
-        self, num_steps: int, version: int, weights: list[Any], num_steps_before: int
+        self,
+        num_steps: int,
+        version: int,
+        weights: list[Any],
+        num_steps_before: int,
+        spent: float | None,
     ) -> BlockResult:
         # Not in the constructor: an error there would kill the worker, an error of a call is
         # reported.
@@ -143,6 +154,8 @@ class RolloutWorker:
         if exploration is not None and num_steps_before > self._num_steps_counted:
             exploration.step(num_steps_before - self._num_steps_counted)
             self._num_steps_counted = num_steps_before
+        if exploration is not None and spent is not None:
+            exploration.set_spent(spent)
         episodes = collector.collect(num_steps)
         self._num_steps_counted += episodes.num_steps
 

@@ -15,12 +15,13 @@ import psutil
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from yamame.cli.nodes import plain
+from yamame.cli.nodes import plain, select
 from yamame.cli.sections import AnyConfig
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.runs.api import load_recipe
 from yamame.runs.callbacks import Callback
+from yamame.runs.schedules import LATEST_START, NUM_CHECKPOINTS, NUM_EVALUATIONS
 from yamame.runs.state import RunState
 from yamame.system.budget import Budget
 
@@ -31,7 +32,7 @@ _FEWEST_UPDATES = 20
 """Updates that a trial measures at least."""
 _PATIENCE = 4
 """Multiple of its seconds that a trial waits for the first updates."""
-_HARMLESS = ("trial: stopped", "no video")
+_HARMLESS = ("trial: stopped", "no video", "budget.")
 """Beginnings of lines that a run prints without a problem."""
 
 
@@ -51,6 +52,7 @@ def shortened(cfg: AnyConfig, root: Path, seconds: float) -> DictConfig:
         "budget": {"minutes": 10 * _PATIENCE * seconds / 60},
         "schedule": {
             "learning_starts": min(schedule.learning_starts, schedule.steps_per_iteration),
+            "learning_starts_episodes": 0,
             "offline_updates": min(schedule.offline_updates, _FEWEST_UPDATES),
         },
         "evaluation": {"interval": _NEVER},
@@ -77,6 +79,7 @@ class Stopwatch(Callback):
         memory: Largest resident memory of this process and its children, in bytes.
         cores: Mean number of busy cores.
         timesteps: Timesteps of episodes that have ended, which are those in the replay.
+        steps_per_episode: Mean length of these episodes; 0 before the first has ended.
         replay_bytes: Size of the replay on disk.
         checkpoint_bytes: Size of a checkpoint on disk.
         run: The run; None before it begins.
@@ -88,6 +91,8 @@ class Stopwatch(Callback):
         self.memory = 0.0
         self.cores = 0.0
         self.timesteps = 0
+        self.steps_per_episode = 0.0
+        self._num_episodes = 0
         self.replay_bytes = 0
         self.checkpoint_bytes = 0
         self.run: RunState | None = None
@@ -109,7 +114,10 @@ class Stopwatch(Callback):
         """Count steps."""
         self._mark("collecting", episodes.num_steps)
         # An episode has one timestep more than steps: the one after the last step.
+        self._num_episodes += len(episodes.lengths)
         self.timesteps += int(episodes.lengths.sum()) + len(episodes.lengths)
+        if self._num_episodes > 0:
+            self.steps_per_episode = self.timesteps / self._num_episodes - 1
 
     def on_update(self, run: RunState, metrics: Mapping[str, Tensor]) -> None:
         """Count an update."""
@@ -263,38 +271,46 @@ def forecast(watch: Stopwatch, cfg: AnyConfig) -> Forecast:
     budget = Budget(**plain(cfg)["budget"])
     env_steps = budget.env_steps or math.inf
     limit = "env_steps"
-    steps_of_updates = _steps_of(cfg, budget.updates)
+    steps_of_updates = _steps_of(watch, cfg, budget.updates)
     if steps_of_updates < env_steps:
         env_steps = steps_of_updates
         limit = "updates"
     ends = env_steps < math.inf
 
     whole = _at(watch, cfg, env_steps, limit) if ends else _at(watch, cfg, 0.0, "none")
-    if budget.minutes is None:
-        return whole
-    # The minutes of a budget begin with the run, after imports and building.
-    seconds = 60 * budget.minutes + watch.spent("starting")
-    if ends and whole.total <= seconds:
+    seconds = math.inf
+    if budget.minutes is not None:
+        # The minutes of a budget begin with the run, after imports and building.
+        seconds = 60 * budget.minutes + watch.spent("starting")
+        limit = "minutes"
+    cores = watch.cores or 1.0
+    if budget.cpu_s is not None and budget.cpu_s / cores < seconds:
+        seconds = budget.cpu_s / cores
+        limit = "cpu_s"
+    if seconds == math.inf or (ends and whole.total <= seconds):
         return whole
 
     # The time of a run is monotonic in its steps, but no simple function of them: bisection.
     low = 0.0
-    high = min(env_steps, 60 * budget.minutes / watch.each("collecting"))
+    high = min(env_steps, seconds / watch.each("collecting"))
     for _ in range(60):
         middle = (low + high) / 2
-        if _at(watch, cfg, middle, "minutes").total <= seconds:
+        if _at(watch, cfg, middle, limit).total <= seconds:
             low = middle
         else:
             high = middle
-    return _at(watch, cfg, low, "minutes")
+    return _at(watch, cfg, low, limit)
 
 
 def _at(watch: Stopwatch, cfg: AnyConfig, env_steps: float, limit: str) -> Forecast:
     """Forecast a run that ends after so many steps."""
-    updates = _updates(cfg, env_steps)
-    evaluations = env_steps // cfg.evaluation.interval + 1
-    # A checkpoint is also written after every evaluation.
-    checkpoints = env_steps // min(cfg.evaluation.interval, cfg.checkpoint.interval) + 1
+    updates = _updates(watch, cfg, env_steps)
+    evaluations = _evaluations(watch, cfg, env_steps)
+    if cfg.checkpoint.interval is None:
+        checkpoints = NUM_CHECKPOINTS + evaluations
+    else:
+        # A checkpoint is also written after every evaluation.
+        checkpoints = max(evaluations, env_steps // cfg.checkpoint.interval + 1)
     seconds: dict[Part, float] = {
         "starting": watch.spent("starting") + watch.warming(),
         "collecting": watch.each("collecting") * env_steps,
@@ -306,14 +322,31 @@ def _at(watch: Stopwatch, cfg: AnyConfig, env_steps: float, limit: str) -> Forec
     return Forecast(int(env_steps), updates, seconds, limit)
 
 
-def _updates(cfg: AnyConfig, env_steps: float) -> int:
+def _evaluations(watch: Stopwatch, cfg: AnyConfig, env_steps: float) -> float:
+    """Return the number of evaluations in so many steps, that at the end included."""
+    interval = cfg.evaluation.interval
+    if interval is not None:
+        return env_steps // interval + 1
+    # Training takes at least as many steps between two of them as one takes.
+    steps_each = max(1, cfg.evaluation.num_episodes * watch.steps_per_episode)
+    return min(NUM_EVALUATIONS, env_steps // steps_each + 1)
+
+
+def _start(watch: Stopwatch, cfg: AnyConfig, env_steps: float) -> float:
+    """Return the steps before the first update of a run of so many steps."""
+    num_episodes = select(cfg.schedule, "learning_starts_episodes") or 0
+    steps = min(num_episodes * watch.steps_per_episode, LATEST_START * env_steps)
+    return max(float(cfg.schedule.learning_starts), steps)
+
+
+def _updates(watch: Stopwatch, cfg: AnyConfig, env_steps: float) -> int:
     """Return the number of updates that the schedule makes in so many steps."""
     schedule = cfg.schedule
-    learned_steps = max(0.0, env_steps - schedule.learning_starts)
+    learned_steps = max(0.0, env_steps - _start(watch, cfg, env_steps))
     return int(learned_steps * schedule.updates_per_step) + int(schedule.offline_updates)
 
 
-def _steps_of(cfg: AnyConfig, updates: float | None) -> float:
+def _steps_of(watch: Stopwatch, cfg: AnyConfig, updates: float | None) -> float:
     """Return the number of steps after which the schedule has made so many updates."""
     schedule = cfg.schedule
     if updates is None:
@@ -323,4 +356,5 @@ def _steps_of(cfg: AnyConfig, updates: float | None) -> float:
         return 0.0
     if schedule.updates_per_step == 0:
         return math.inf
-    return schedule.learning_starts + online / schedule.updates_per_step
+    online_steps = online / schedule.updates_per_step
+    return _start(watch, cfg, online_steps) + online_steps

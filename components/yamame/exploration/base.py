@@ -1,4 +1,4 @@
-"""Base class of exploration modules: a schedule over environment steps, and when noise is applied.
+"""Base class of exploration modules: their schedule over training, and when noise is applied.
 
 An exploration module comes after the policy. It reads ``action`` and, if present, ``action_mask``
 ``[N, A]`` bool from a TensorDict ``[N]`` and replaces the action by the one to execute and to
@@ -13,7 +13,7 @@ of the action rather than in its range.
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -23,41 +23,50 @@ from torchrl.data import Categorical, TensorSpec
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from yamame.actions import ActionSpace
-from yamame.checks import ArgumentError, PositiveInt, check_bounds, require
+from yamame.checks import ArgumentError, Bounds, PositiveInt, check_bounds, require
+
+Share = Annotated[float, Bounds(above=0, most=1)]
+"""Share of a budget."""
 
 
 class Exploration(TensorDictModuleBase):
     """Base class of exploration modules; subclasses return the strength of the noise in `epsilon`.
 
-    `step` must be called with every environment step, summed over all envs and all actors. Steps
-    can be captured (`yamame.execution.capturing`): no branch depends on the data, and the state is
-    in `static_buffers`.
+    The schedule follows either environment steps or the share of a budget. With ``anneal_steps``,
+    `step` must be called with every environment step, summed over all envs and all actors. Without,
+    `set_spent` must be called as the budget is spent; recipes do so before they collect. Steps can
+    be captured (`yamame.execution.capturing`): no branch depends on the data, and the state is in
+    `static_buffers`.
 
     Args:
         action_space: A `yamame.actions.ActionSpace`, or the environment's action spec with or
             without its batch dimensions.
-        anneal_steps: Environment steps after which a schedule has reached its end.
+        anneal: Share of the budget, in (0, 1], after which a schedule has reached its end.
+        anneal_steps: Environment steps after which it has, in place of ``anneal``; None: the share.
         action_key: Key of the action, read and written.
 
     Attributes:
         kinds: Kinds of actions that the noise suits, see `yamame.actions.ActionEncoding`.
         enabled: Apply noise; see `disable_exploration`.
         num_env_steps: Environment steps so far, int64 scalar.
+        spent: Largest spent share of the budget so far, float32 scalar.
 
     Raises:
-        ValueError: If ``anneal_steps`` is not positive or actions are of another kind; at run time
-            if there is no action.
+        ValueError: If ``anneal`` or ``anneal_steps`` is out of its range or actions are of another
+            kind; at run time if there is no action.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("index", "indices", "one_hot", "bits", "box")
     num_env_steps: Tensor
+    spent: Tensor
 
     @check_bounds
     def __init__(
         self,
         action_space: ActionSpace | TensorSpec,
         *,
-        anneal_steps: PositiveInt,
+        anneal: Share = 0.25,
+        anneal_steps: PositiveInt | None = None,
         action_key: NestedKey = "action",
     ) -> None:
         super().__init__()
@@ -73,6 +82,7 @@ class Exploration(TensorDictModuleBase):
         is_suited = kind in self.kinds
         require(owner, "action_space", kind, is_suited, f"be of kind {kinds}", remedy=remedy)
         self.action_space = action_space
+        self.anneal_share = anneal
         self.anneal_steps = anneal_steps
         self.action_key = action_key
         self.enabled = True
@@ -81,6 +91,7 @@ class Exploration(TensorDictModuleBase):
         # A buffer, so that a restored schedule continues, and an integer, so that no step is lost
         # to rounding.
         self.register_buffer("num_env_steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("spent", torch.zeros((), dtype=torch.float32))
 
     @abstractmethod
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
@@ -92,25 +103,48 @@ class Exploration(TensorDictModuleBase):
         require(owner, "num_env_steps", num_env_steps, num_env_steps >= 0, "be at least 0")
         self.num_env_steps.add_(num_env_steps)
 
+    def set_spent(self, share: float) -> None:
+        """Set the share of the budget that is spent, in [0, 1]; ignored with ``anneal_steps``.
+
+        A smaller share than before changes nothing: noise does not become stronger again in a run
+        whose budget is raised.
+        """
+        owner = type(self).__name__
+        require(owner, "share", share, 0.0 <= share <= 1.0, "be in [0, 1]")
+        if self.anneal_steps is None:
+            # In place, because captured steps read this tensor.
+            self.spent.clamp_(min=share)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        # Checkpoints of earlier versions count environment steps alone.
+        state_dict.setdefault(f"{prefix}spent", self.spent)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
     def reserve(self, num_steps: int) -> bool:
         """Return whether steps can be captured now; see `yamame.collectors.Capturable`."""
         return self.enabled
 
     def static_buffers(self) -> dict[str, Tensor]:
         """Return the tensors that a step reads or replaces, by name."""
-        return {"num_env_steps": self.num_env_steps}
+        return {"num_env_steps": self.num_env_steps, "spent": self.spent}
 
     def set_static_buffers(self, tensors: Mapping[str, Tensor]) -> None:
         """Use tensors like those of `static_buffers`, without a copy."""
         self.num_env_steps = tensors["num_env_steps"]
+        self.spent = tensors["spent"]
 
     def progress(self) -> Tensor:
-        """Return the share of ``anneal_steps`` that has passed, at most 1, a scalar tensor."""
-        share = self.num_env_steps / self.anneal_steps
+        """Return the share of the schedule that has passed, at most 1, a scalar tensor."""
+        if self.anneal_steps is None:
+            share = self.spent / self.anneal_share
+        else:
+            share = self.num_env_steps / self.anneal_steps
         return share.clamp(max=1.0)
 
     def anneal(self, start: float, end: float) -> Tensor:
-        """Return the value of a linear schedule at the current step, a scalar tensor."""
+        """Return the present value of a linear schedule, a scalar tensor."""
         return start + self.progress() * (end - start)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -7,6 +7,7 @@ from torchrl.data import TensorSpec
 
 from yamame.actions import ActionSpace
 from yamame.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, check_bounds
+from yamame.exploration.base import Share
 from yamame.exploration.epsilon import LinearNoise
 
 
@@ -20,10 +21,12 @@ class EdgeEpsilon(LinearNoise):
 
     Args:
         action_space: See `Exploration`.
-        anneal_steps: Environment steps, over all envs, after which the edges (first and last steps
-            of an episode) have the probability ``end``.
+        anneal: Share of the budget, in (0, 1], after which the edges (first and last steps of an
+            episode) have the probability ``end``.
+        anneal_steps: Environment steps, over all envs, after which they have, in place of
+            ``anneal``; None: the share.
         start: Probability of a random action at the edges when training begins.
-        end: Probability of a random action at the edges after ``anneal_steps``.
+        end: Probability of a random action at the edges after annealing.
         random_steps: Expected number of random actions in a whole episode away from its edges.
         first: Steps at the beginning of an episode that are an edge.
         last: Steps at its end that are an edge.
@@ -47,7 +50,8 @@ class EdgeEpsilon(LinearNoise):
         self,
         action_space: ActionSpace | TensorSpec,
         *,
-        anneal_steps: PositiveInt,
+        anneal: Share = 0.25,
+        anneal_steps: PositiveInt | None = None,
         start: float = 1.0,
         end: float = 0.05,
         random_steps: NonNegativeFloat = 0.5,
@@ -56,7 +60,12 @@ class EdgeEpsilon(LinearNoise):
         action_key: NestedKey = "action",
     ) -> None:
         super().__init__(
-            action_space, anneal_steps=anneal_steps, start=start, end=end, action_key=action_key
+            action_space,
+            anneal=anneal,
+            anneal_steps=anneal_steps,
+            start=start,
+            end=end,
+            action_key=action_key,
         )
         self.random_steps = random_steps
         self.first = first

@@ -12,7 +12,7 @@ from torchrl.data import TensorSpec
 from yamame.actions import ActionSpace
 from yamame.checks import PositiveInt, check_bounds, require
 from yamame.execution.capturing import Constant
-from yamame.exploration.base import Exploration
+from yamame.exploration.base import Exploration, Share
 
 
 class LinearNoise(Exploration):
@@ -20,10 +20,12 @@ class LinearNoise(Exploration):
 
     Args:
         action_space: See `Exploration`.
-        anneal_steps: Environment steps, over all envs, after which the strength stays at ``end``.
+        anneal: Share of the budget, in (0, 1], after which the strength stays at ``end``.
+        anneal_steps: Environment steps, over all envs, after which it does, in place of ``anneal``;
+            None: the share.
         start: Strength (probability of a random action, or standard deviation of the noise in half
             ranges of the action) when training begins.
-        end: Strength after ``anneal_steps``.
+        end: Strength after annealing.
         action_key: See `Exploration`.
 
     Attributes:
@@ -40,12 +42,15 @@ class LinearNoise(Exploration):
         self,
         action_space: ActionSpace | TensorSpec,
         *,
-        anneal_steps: PositiveInt,
+        anneal: Share = 0.25,
+        anneal_steps: PositiveInt | None = None,
         start: float = 1.0,
         end: float = 0.05,
         action_key: NestedKey = "action",
     ) -> None:
-        super().__init__(action_space, anneal_steps=anneal_steps, action_key=action_key)
+        super().__init__(
+            action_space, anneal=anneal, anneal_steps=anneal_steps, action_key=action_key
+        )
         # The range belongs to the class, so it cannot stand in the signature.
         for name, value in (("start", start), ("end", end)):
             in_range = 0.0 <= value <= self.largest
@@ -101,12 +106,14 @@ class BilevelEpsilon(Exploration):
 
     Args:
         action_space: See `Exploration`.
-        anneal_steps: Environment steps, over all envs, after which the probabilities have reached
-            their second values.
+        anneal: Share of the budget, in (0, 1], after which the probabilities have reached their
+            second values.
+        anneal_steps: Environment steps, over all envs, after which they have, in place of
+            ``anneal``; None: the share.
         start: Probability of a random action at the start of an episode: when training begins, and
-            after ``anneal_steps``.
+            after annealing.
         end: Probability of a random action at the end of an episode: when training begins, and
-            after ``anneal_steps``.
+            after annealing.
         randomize: Multiply the probability by a random factor between 0 and 1, drawn for each
             episode.
         action_key: See `Exploration`.
@@ -127,13 +134,16 @@ class BilevelEpsilon(Exploration):
         self,
         action_space: ActionSpace | TensorSpec,
         *,
-        anneal_steps: PositiveInt,
+        anneal: Share = 0.25,
+        anneal_steps: PositiveInt | None = None,
         start: Sequence[float] = (1.0, 0.05),
         end: Sequence[float] = (0.8, 0.01),
         randomize: bool = True,
         action_key: NestedKey = "action",
     ) -> None:
-        super().__init__(action_space, anneal_steps=anneal_steps, action_key=action_key)
+        super().__init__(
+            action_space, anneal=anneal, anneal_steps=anneal_steps, action_key=action_key
+        )
         for name, pair in (("start", start), ("end", end)):
             holds = len(pair) == 2 and all(0.0 <= value <= 1.0 for value in pair)
             require("BilevelEpsilon", name, tuple(pair), holds, "be two numbers in [0, 1]")
@@ -184,7 +194,7 @@ class BilevelEpsilon(Exploration):
         return epsilon * multiplier
 
     def static_buffers(self) -> dict[str, Tensor]:
-        """Return the step count and, after the first step, u of the current episodes."""
+        """Return the counters and, after the first step, u of the current episodes."""
         buffers = super().static_buffers()
         if self._multiplier is not None:
             buffers["multiplier"] = self._multiplier

@@ -40,10 +40,11 @@ _FORM = {
     "components": {str: object},
 }
 """Entries of a checkpoint file, see `yamame.files.schema`."""
-_COUNTS = {"elapsed_s?": Real, "cpu_s?": Real, "wall_s?": Real}
+_COUNTS = {"elapsed_s?": Real, "building_cpu_s?": Real, "cpu_s?": Real, "wall_s?": Real}
 _COMPONENTS = {
     "agent": {str: object},
     "averaged": {str: object},
+    "regulator": {str: object},
     "interface": {str: object},
     "machine": {"threads?": Real, "versions?": {str: str}},
     "budget": _COUNTS,
@@ -56,7 +57,15 @@ _COMPONENTS = {
         "unlogged?": [{str: object}],
         "evaluating?": bool,
         "evaluated_at?": Real,
+        "evaluated_share?": Real,
+        "evaluation_steps?": Real | None,
         "saved_at?": Real,
+        "saved_share?": Real,
+        "episodes?": Real,
+        "learning_began?": Real | None,
+        "updates_allowed?": Real,
+        "observed_updates?": Real,
+        "observed_steps?": Real,
         "aborted?": Real,
         "outcomes?": [Real],
         "outcome_is?": str,

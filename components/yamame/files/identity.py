@@ -42,6 +42,11 @@ ADDED = {
     "packing.row_multiple": 1,
     "packing.length_multiple": 1,
     "schedule.average_decay": None,
+    "schedule.anneal_lr_from": None,
+    "schedule.learning_starts_episodes": 0,
+    "schedule.regulator": None,
+    "replay.held_out": 16,
+    "exploration.anneal": 0.25,
     "timestep_encoder.images": "bytes",
     "schedule.compile": False,
     "collector.compile": False,
@@ -183,7 +188,9 @@ def differing(
     for key, value in added(saved).items():
         # A part that is None has no settings, so none of them was added to it.
         is_part_none = key.rpartition(".")[0] in all_before
-        if key in all_after and not is_part_none:
+        # A part that earlier versions lacked altogether, whose settings stand below its key.
+        is_given = key in all_after or f"{key}._target_" in all_after
+        if is_given and not is_part_none:
             all_before.setdefault(key, value)
     before = _with_whole_parts(all_before, all_after)
     after = _with_whole_parts(all_after, all_before)
@@ -247,8 +254,12 @@ def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     overrides = []
     for text in others:
         key = text.partition(":")[0]
-        value = former.get(key)
-        if isinstance(value, str | int | float):
+        if key not in former:
+            continue
+        value = former[key]
+        if value is None:
+            overrides.append(f"{key}=null")
+        elif isinstance(value, str | int | float):
             overrides.append(f"{key}={value}")
     if overrides:
         remedies.append(" ".join(overrides))

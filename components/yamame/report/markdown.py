@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -14,6 +14,7 @@ from yamame.report.columns import COLUMNS
 TO_BE_MEASURED = "to be measured"
 MARKED = re.compile(r"(<!-- runs:(.*?)-->\n)(.*?)(<!-- end of runs -->)", re.DOTALL)
 """A marked table: its marker with options, the table, its end."""
+_SCORES = re.compile(r"<!-- scores -->\n.*?<!-- end of scores -->", re.DOTALL)
 _BEGIN = "<!-- runs:"
 _END = "<!-- end of runs -->"
 _RECIPE = re.compile(r"`python recipes/(\w+)\.py \.\.\.`")
@@ -150,14 +151,16 @@ def read_page(page: Path) -> str:
     return text
 
 
-def place_table(page: Path, title: str, table: str, notes: str) -> None:
-    """Replace the marked table of a page. A page that does not exist is created.
+def place_table(page: Path, title: str, table: str, notes: str, *, scores: str = "") -> None:
+    """Replace the marked table of a page, and its scores. A page that does not exist is created.
 
     Args:
         page: The page.
         title: Title of a new page.
         table: Text of the table, with its markers.
         notes: Text below the table of a new page.
+        scores: Text between the markers of scores, which are placed below the table; empty for
+            none.
 
     Raises:
         UsageError: The page has no marked table, or several.
@@ -167,9 +170,30 @@ def place_table(page: Path, title: str, table: str, notes: str) -> None:
     placed, count = MARKED.subn(lambda match: table, text)
     if count != 1:
         raise UsageError(f"{page} must have one marked table, it has {count}", key="page")
+    if scores:
+        block = f"<!-- scores -->\n\n{scores}\n\n<!-- end of scores -->"
+        placed, count = _SCORES.subn(lambda match: block, placed)
+        if count == 0:
+            placed = placed.replace(_END, f"{_END}\n\n{block}")
     page.parent.mkdir(parents=True, exist_ok=True)
     with atomic_writer(page) as file:
         file.write(placed.encode())
+
+
+def plain_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return a table with a line per mapping and a column per key.
+
+    >>> print(plain_table([{"a": "1", "b": "2"}, {"a": "3"}]))
+    | a | b |
+    | --- | --- |
+    | 1 | 2 |
+    | 3 |  |
+    """
+    head = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [head, ["---"] * len(head)]
+    for row in rows:
+        lines.append([escaped(row.get(name, "")) for name in head])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _split_rows(page: Path, table: str) -> tuple[list[str], list[list[str]]]:

@@ -5,7 +5,6 @@ checkpoints name them so.
 """
 
 from yamame.runs.callbacks import Callback as Callback
-from yamame.runs.callbacks import CostLimit as CostLimit
 from yamame.runs.callbacks import EarlyStopping as EarlyStopping
 from yamame.tracking import MLflowTracker as MLflowTracker
 from yamame.tracking import NullTracker as NullTracker

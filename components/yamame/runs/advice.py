@@ -71,9 +71,11 @@ def no_updates(run: RunState) -> str | None:
             "schedule.num_envs, or a larger budget"
         )
     starts = select(schedule, "learning_starts") or 0
+    episodes = select(schedule, "learning_starts_episodes") or 0
     return (
-        f"the run ended after {progress.env_steps:,} steps ({ended_by(run)}), with "
-        f"schedule.learning_starts={starts} and "
+        f"the run ended after {progress.env_steps:,} steps and {progress.episodes:,} episodes "
+        f"({ended_by(run)}), with schedule.learning_starts={starts}, "
+        f"schedule.learning_starts_episodes={episodes} and "
         f"schedule.updates_per_step={select(schedule, 'updates_per_step')}"
     )
 
@@ -92,7 +94,7 @@ def not_annealed(run: RunState) -> str | None:
         return None
     return (
         f"it ended after {steps:,} steps, before exploration had annealed "
-        f"(exploration.anneal_steps={anneal_steps}: set about half of the steps of the run)"
+        f"(exploration.anneal_steps={anneal_steps}: set it to null, to follow the budget)"
     )
 
 

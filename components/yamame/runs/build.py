@@ -36,7 +36,6 @@ from yamame.runs.checks import longest_episode as longest_episode
 from yamame.runs.checks import relabels as relabels
 from yamame.runs.novelty import lacks_worlds, warn_other_splits
 from yamame.runs.progress_bar import ProgressBar
-from yamame.system.budget import Budget
 from yamame.system.messages import print_stderr, warnings_as_lines
 from yamame.timestep import FlattenedWarning
 from yamame.training.averaging import AveragedWeights
@@ -163,7 +162,7 @@ def build_learner(
     agent: InContextAgent,
     *,
     guard: NonFiniteGuard | None = None,
-    budget: Budget | None = None,
+    fall: Callable[[int], float] | None = None,
 ) -> Learner:
     """Build the learner of an agent.
 
@@ -171,8 +170,8 @@ def build_learner(
         cfg: Composed configuration.
         agent: The agent.
         guard: Skips updates with NaN or Inf gradients; None for one that keeps no evidence.
-        budget: Limits of the run. With a limit in minutes and ``schedule.anneal_lr``, the learning
-            rate falls with the time as well.
+        fall: Largest share of the learning rate after a number of updates, see
+            `yamame.runs.schedules.annealing`; None: it stays after the warm-up.
 
     Raises:
         UsageError: The loss takes one discount factor and the agent has several, or a setting of
@@ -181,15 +180,7 @@ def build_learner(
     loss = _build_loss(cfg, agent).to(cfg.device)
     optimizer = build_optimizer(cfg, agent)
     schedule = cfg.schedule
-    anneals = select(schedule, "anneal_lr")
     decay = select(schedule, "average_decay")
-    has_minutes = budget is not None and budget.minutes is not None
-    minutes = budget if anneals and has_minutes else None
-
-    def time_spent() -> float:
-        # Clocks differ between ranks, and learning rates must not.
-        return 0.0 if minutes is None else distributed.broadcast(minutes.time_spent)
-
     with at_key("schedule", {"decay": "schedule.average_decay"}):
         averaged = None if decay is None else AveragedWeights(agent.policy(), decay=decay)
         return Learner(
@@ -197,13 +188,12 @@ def build_learner(
             optimizer,
             max_grad_norm=schedule.max_grad_norm,
             warmup_updates=schedule.warmup_updates,
-            total_updates=total_updates(cfg) if anneals else None,
+            fall=fall,
             autocast=schedule.autocast,
             cuda_graph=bool(select(schedule, "cuda_graph")),
             compile=bool(select(schedule, "compile")),
             guard=guard,
             averaged=averaged,
-            time_spent=time_spent,
         )
 
 
@@ -426,6 +416,8 @@ def build_replay(
         given["batch_size"] = None  # the share of replay differs from batch to batch
     else:
         given["batch_size"] = distributed.shard(cfg.schedule.batch_size, "schedule.batch_size")
+    if "held_out" in cfg.replay and select(cfg, "schedule.regulator") is None:
+        given["held_out"] = None  # nothing is observed on held-out trajectories
     # The buffers of all ranks together hold as much as that of a single process.
     if distributed.world_size() > 1 and "capacity" in cfg.replay:
         given["capacity"] = cfg.replay.capacity // distributed.world_size()

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from yamame.checks import PositiveFloat, PositiveInt, check_bounds, require_choice
+from yamame.checks import PositiveInt, check_bounds, require_choice
 from yamame.cli.jobs import command
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
@@ -183,7 +183,7 @@ class EarlyStopping(Callback):
         unit = run.progress.unit
         limit = getattr(run.budget, unit)
         interval = run.cfg.evaluation.interval
-        if limit is not None and interval >= limit:
+        if limit is not None and interval is not None and interval >= limit:
             print_stderr(
                 f"EarlyStopping cannot stop a run of budget.{unit}={limit:g}, which is first "
                 f"evaluated after {interval}: set a smaller evaluation.interval"
@@ -211,25 +211,3 @@ class EarlyStopping(Callback):
         """Restore `state_dict`."""
         self.best = state["best"]
         self.waited = state["waited"]
-
-
-class CostLimit(Callback):
-    """Stops a run after the iteration in which it reaches a limit of CPU time.
-
-    Args:
-        cpu_s: User and system seconds of the process and its children, including those before a
-            resume.
-
-    Raises:
-        ArgumentError: ``cpu_s`` is not positive.
-    """
-
-    @check_bounds
-    def __init__(self, cpu_s: PositiveFloat = 600.0) -> None:
-        self.cpu_s = cpu_s
-
-    def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
-        """Stop the run if it has reached the limit."""
-        spent = run.costs.cpu_s
-        if spent >= self.cpu_s:
-            run.stop(f"{spent:.0f} CPU-seconds are spent")

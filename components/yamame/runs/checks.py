@@ -19,6 +19,8 @@ from yamame.replay.frequencies import counting
 from yamame.runs.callbacks import Callback
 from yamame.trajectory import TrajectoryEncoder
 
+_REGULATOR = ("observe", "factor", "state_dict", "load_state_dict")
+_HOLDS_OUT = ("sample_held_out", "num_held_out")
 _UNLIMITED = 2**31
 """Steps from which the bound of a spec is that of its dtype."""
 
@@ -176,3 +178,35 @@ def check_replay_folder(path: Path, *, owner: str, resume: bool) -> None:
             remedy="give the run a different name, and learn from them with "
             f"data=runs data.path={path}",
         )
+
+
+def check_regulation(regulator: Any, replay: Any) -> None:
+    """Check a regulator of updates, and that the replay buffer holds trajectories out for it.
+
+    Args:
+        regulator: Object of ``schedule.regulator``; None: nothing is checked.
+        replay: Replay buffer of the run.
+
+    Raises:
+        SettingError: The regulator lacks a method, or the buffer holds no trajectories out.
+    """
+    if regulator is None:
+        return
+    missing = [name for name in _REGULATOR if not hasattr(regulator, name)]
+    name = type(regulator).__name__
+    condition = f"have {', '.join(_REGULATOR)} (it lacks {', '.join(missing)})"
+    require_setting("schedule.regulator", name, not missing, condition)
+
+    missing = [name for name in _HOLDS_OUT if not hasattr(replay, name)]
+    name = type(replay).__name__
+    condition = "have sample_held_out and num_held_out, which schedule.regulator needs"
+    remedy = (
+        "add them as in yamame.replay.TrajectoryReplayBuffer, or set schedule.regulator=null for "
+        "a constant number of updates per step"
+    )
+    require_setting("replay", name, not missing, condition, remedy=remedy)
+    # Custom buffers need not have the setting.
+    holds_out = getattr(replay, "held_out", True) is not None
+    remedy = "set replay.held_out=16, or schedule.regulator=null"
+    condition = "be a number with schedule.regulator"
+    require_setting("replay.held_out", None, holds_out, condition, remedy=remedy)

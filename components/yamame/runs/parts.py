@@ -16,8 +16,10 @@ from yamame.agent import InContextAgent
 from yamame.cli.nodes import instantiate
 from yamame.collectors import Collector
 from yamame.runs import build
+from yamame.runs.checks import check_regulation
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
+from yamame.runs.schedules import annealing
 from yamame.training import Learner, Prefetcher
 from yamame.training.seeding import seed_everything
 
@@ -47,7 +49,7 @@ def build_envs(run: Run) -> tuple[EnvBase, EnvBase]:
 def build_agent_and_learner(run: Run, env: EnvBase) -> tuple[InContextAgent, Learner]:
     """Build an agent for an environment, equal in all processes, and its learner."""
     agent = distributed.broadcast_parameters(build.build_agent(run.cfg, env))
-    return agent, build.build_learner(run.cfg, agent, guard=run.guard, budget=run.budget)
+    return agent, build.build_learner(run.cfg, agent, guard=run.guard, fall=annealing(run))
 
 
 def build_replay(run: Run, env: EnvBase) -> tuple[Any, Any]:
@@ -62,6 +64,7 @@ def build_replay(run: Run, env: EnvBase) -> tuple[Any, Any]:
     replay = build.build_replay(
         run.cfg, path, transform=transform, owner=run.name, resume=run.resumed
     )
+    check_regulation(run.regulator, replay)
     source = build.build_source(
         run.cfg, env, replay=replay, transform=transform, progress=run.progress
     )

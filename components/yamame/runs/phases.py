@@ -1,28 +1,49 @@
 """Phases of a training run: counting steps, updates that are due, and updates before any step."""
 
+from functools import partial
 from typing import Any
 
 from yamame import distributed
-from yamame.collectors import Collector, Episodes
+from yamame.collectors import Collector
 from yamame.runs.run import Run
+from yamame.runs.schedules import (
+    begin_learning,
+    spent_share,
+    steps_of_learning,
+    updates_per_step,
+)
+from yamame.system.messages import warnings_as_lines
 from yamame.training import Learner, Prefetcher
 
 _UPDATES_AT_ONCE = 100  # between two lines of the log, before the first environment step
+_UPDATES_BEFORE = 60  # before overfitting is observed for the first time
+_UPDATES_BETWEEN, _STEPS_BETWEEN = 10, 2048  # observations; either is enough
+_FEWEST_HELD_OUT = 2  # trajectories, for an observation
 
 
-def count_episodes(run: Run, collector: Collector, own: Episodes) -> None:
-    """Count the environment steps and episodes of all processes.
+def collect(run: Run, collector: Collector, num_steps: int) -> None:
+    """Collect steps in this process, and count those of all processes.
 
     Args:
         run: The run.
-        collector: Its exploration follows a schedule over the steps of all processes, and has
-            counted its own.
-        own: Result of this process's last `collect`.
+        collector: Its exploration follows the spent share of the budget, or the steps of all
+            processes, of which it counts its own.
+        num_steps: Least number of environment steps of this process.
     """
-    elsewhere = run.count(own).num_steps - own.num_steps
     exploration = getattr(collector, "exploration", None)
+    set_spent = getattr(exploration, "set_spent", None)
+    if set_spent is not None:
+        set_spent(spent_share(run))
+    steps_before = steps_of_learning(run)
+    own = collector.collect(num_steps)
+    elsewhere = run.count(own).num_steps - own.num_steps
     if elsewhere and exploration is not None:
         exploration.step(elsewhere)
+    begin_learning(run)
+    if run.regulator is not None:
+        # Summed up as it changes: what earlier steps have allowed stays allowed.
+        new_steps = steps_of_learning(run) - steps_before
+        run.progress.updates_allowed += new_steps * updates_per_step(run)
 
 
 def updates_due(run: Run, source: Any) -> int:
@@ -31,10 +52,47 @@ def updates_due(run: Run, source: Any) -> int:
     if distributed.any_rank(len(source) == 0):
         return 0
     schedule = run.cfg.schedule
-    steps = run.progress.env_steps - schedule.learning_starts
-    # Counted from the start of the run, so that a resumed run makes the same updates.
-    allowed = int(steps * schedule.updates_per_step) + schedule.offline_updates
-    return max(0, allowed - run.progress.updates)
+    if run.regulator is None:
+        # Counted from the start of learning, so that a resumed run makes the same updates.
+        allowed = int(steps_of_learning(run) * schedule.updates_per_step)
+    else:
+        allowed = int(run.progress.updates_allowed)
+    return max(0, allowed + int(schedule.offline_updates) - run.progress.updates)
+
+
+def regulate(run: Run, learner: Learner, replay: Any) -> None:
+    """Observe overfitting if it is due, and let the regulator move the updates per step.
+
+    The loss is computed on one batch of trajectories that are held out from updates, and on one of
+    the others. It is ``loss_critic``, or the sum of all terms of a loss without it.
+
+    Args:
+        run: The run; without a regulator nothing is done.
+        learner: Its learner.
+        replay: Replay buffer of this process, also where batches are mixed with data.
+    """
+    progress = run.progress
+    if run.regulator is None or progress.updates < _UPDATES_BEFORE:
+        return
+    new_updates = progress.updates - progress.observed_updates
+    new_steps = progress.env_steps - progress.observed_steps
+    if new_updates < _UPDATES_BETWEEN and new_steps < _STEPS_BETWEEN:
+        return
+    # All ranks observe, or none does: their losses are averaged.
+    if distributed.any_rank(replay.num_held_out < _FEWEST_HELD_OUT):
+        return
+
+    progress.observed_updates = progress.updates
+    progress.observed_steps = progress.env_steps
+    batch_size = distributed.shard(run.cfg.schedule.batch_size, "schedule.batch_size")
+    losses = []
+    for sample in (replay.sample, replay.sample_held_out):
+        # Nothing was fetched in advance: no draw of an update comes before these.
+        batch = Prefetcher(partial(sample, batch_size), run.cfg.device).take()
+        metrics = learner.evaluate(batch)
+        losses.append(float(metrics.get("loss_critic", metrics["loss"])))
+    with warnings_as_lines(UserWarning, prints=distributed.is_rank0()):
+        run.regulator.observe(*losses)
 
 
 def learn_offline(run: Run, learner: Learner, batches: Prefetcher) -> None:
@@ -51,5 +109,5 @@ def learn_offline(run: Run, learner: Learner, batches: Prefetcher) -> None:
         run.log(metrics, step=run.progress.updates)
 
     if offline and not run.progress.curve:
-        run.progress.evaluated_at = -run.cfg.evaluation.interval  # an evaluation is due now
+        run.progress.evaluating = True  # due now, whatever the interval is
         run.evaluate_and_save()

@@ -66,7 +66,8 @@ def can_resume(run: RunState, *, unless_done: bool) -> bool:
 
 
 def _raise_if_done(run: RunState, summary: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    loaded = run.checkpoints.load({"progress": run.progress, "budget": run.budget})
+    counters = {"progress": run.progress, "budget": run.budget, "costs": run.costs}
+    loaded = run.checkpoints.load(counters)
     _forget_stop(run, saved)
     counted = {"env_steps": run.progress.env_steps, "updates": run.progress.updates}
     exit_if_received()

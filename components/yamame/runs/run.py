@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from torch import Tensor
 from torchrl.envs import EnvBase
@@ -16,7 +16,7 @@ from yamame.agent import InContextPolicy
 from yamame.checks import UsageError, at_key
 from yamame.cli.jobs import is_part, mark_resumed, resume_mode
 from yamame.cli.names import run_name
-from yamame.cli.nodes import instantiate, plain
+from yamame.cli.nodes import instantiate, plain, select
 from yamame.cli.sections import AnyConfig
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
@@ -24,7 +24,7 @@ from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
 from yamame.files.run_directory import RunDirectory
 from yamame.files.trust_record import record_run
 from yamame.report.expected import Expected
-from yamame.runs import machine, results, resuming
+from yamame.runs import machine, results, resuming, schedules
 from yamame.runs.advice import advice
 from yamame.runs.alerts import steps_of_evaluation
 from yamame.runs.build import build_callbacks
@@ -45,13 +45,6 @@ from yamame.training.progress import Progress
 
 _PER_RANK = ("collector", "replay", "rng")
 """Components whose state differs between the ranks of torchrun."""
-
-
-class _Evaluation(NamedTuple):
-    """An evaluation, and the environment steps and updates at which it was made."""
-
-    counts: tuple[int, int]
-    result: EvaluationResult
 
 
 class Run(RunState):
@@ -116,7 +109,7 @@ class Run(RunState):
         # not cost a run.
         Expected.from_config(self.config["expected"])
         with at_key("budget"):
-            self.budget = Budget(**self.config["budget"])
+            self.budget = Budget(**self.config["budget"], cpu_clock=self.costs.recent_cpu_s)
         self.progress = Progress(unit)
         # All ranks skip the same updates; one message is enough.
         warn = print_stderr if distributed.is_rank0() else lambda line: None
@@ -124,6 +117,7 @@ class Run(RunState):
             self.guard = NonFiniteGuard(
                 self.path, max_refused=cfg.schedule.max_refused, config=self.config, tell=warn
             )
+        self.regulator = instantiate(select(cfg, "schedule.regulator"))
         self.tracker = instantiate(cfg.logger)
         # Callbacks print and write files, which only one process may do.
         is_rank0 = distributed.is_rank0()
@@ -135,8 +129,10 @@ class Run(RunState):
         self.objective = None
         # Environment steps and updates at the last checkpoint.
         self._saved: tuple[int, int] | None = None
-        self._last_evaluation: _Evaluation | None = None
+        # The last evaluation, with the environment steps and updates at which it was made.
+        self._last_evaluation: tuple[tuple[int, int], EvaluationResult] | None = None
         self._evaluation_s = 0.0
+        self._saved_s = time.monotonic()
         self._advice: str | None = None
 
     def __enter__(self) -> Self:
@@ -202,7 +198,10 @@ class Run(RunState):
         distributed.on_rank0(lambda: self._write_run_files(checkpoint))
         if not distributed.is_rank0():
             self.directory.begin()
+        if distributed.is_rank0():
+            schedules.warn_timed(self)
         self.budget.start()  # building the parts is not part of the time
+        schedules.follow_budget(self)
         if self.progress.evaluating:  # the former session ended during an evaluation
             self.evaluate_and_save()
 
@@ -217,6 +216,8 @@ class Run(RunState):
             "guard": self.guard,
             **results.facts(self.held_out),
         }
+        if self.regulator is not None:
+            components["regulator"] = self.regulator
         if distributed.world_size() > 1:
             for name in _PER_RANK:
                 components[name] = distributed.PerRank(components[name])
@@ -249,6 +250,7 @@ class Run(RunState):
         Call it where a checkpoint may be written: a signal ends the run here.
         """
         self.exit_if_received()
+        self.costs.gather()
         return self._is_spent_on_any_rank()
 
     def is_last(self) -> bool:
@@ -320,7 +322,7 @@ class Run(RunState):
             Means of the updates' metrics, the mean outcome of recent episodes, and the collector's
             metrics, with prefixes.
         """
-        metrics = {}
+        metrics = schedules.pace_metrics(self)
         for key, value in self.progress.take_means().items():
             metrics[f"train/{key}"] = value
         if self.progress.outcome is not None:
@@ -340,15 +342,15 @@ class Run(RunState):
         self.callbacks.call(self, "on_log", metrics, step)
 
     def evaluate_and_save(self) -> None:
-        """Evaluate, and write a checkpoint, if their intervals have passed."""
+        """Evaluate, and write a checkpoint, if they are due (`yamame.runs.schedules`)."""
         progress = self.progress
         result = None
-        if progress.step >= progress.evaluated_at + self.cfg.evaluation.interval:
+        if progress.evaluating or schedules.evaluation_is_due(self):
             progress.evaluating = True
             result = self.evaluate()
-            progress.evaluated_at = progress.step
+            schedules.count_evaluation(self, result)
             progress.evaluating = False
-        if result is not None or progress.step >= progress.saved_at + self.cfg.checkpoint.interval:
+        if result is not None or schedules.checkpoint_is_due(self, self._saved_s):
             self.save(result)
 
     def evaluate(self) -> EvaluationResult:
@@ -357,8 +359,8 @@ class Run(RunState):
         The same agent is evaluated once: a second call returns the same result.
         """
         now = self._counts
-        if self._last_evaluation is not None and self._last_evaluation.counts == now:
-            return self._last_evaluation.result
+        if self._last_evaluation is not None and self._last_evaluation[0] == now:
+            return self._last_evaluation[1]
         self.callbacks.call(self, "on_evaluating")
         start = time.monotonic()
         try:
@@ -375,7 +377,7 @@ class Run(RunState):
         # A resumed run may evaluate a checkpoint that was evaluated before.
         if not progress.curve or progress.curve[-1][progress.unit] < progress.step:
             progress.curve.append({progress.unit: progress.step, **summary})
-        self._last_evaluation = _Evaluation(now, result)
+        self._last_evaluation = (now, result)
         self.callbacks.call(self, "on_evaluate", result)
         return result
 
@@ -392,7 +394,7 @@ class Run(RunState):
         self.callbacks.call(self, "on_save")
         self.progress.callbacks = self.callbacks.state_dict()
         step = self.progress.step
-        self.progress.saved_at = step  # before the state is taken: a checkpoint holds its own step
+        schedules.count_checkpoint(self)  # before the state is taken: it holds its own step
         metric = None if result is None else score(result)
 
         # All ranks take part in the state of a component that differs between them.
@@ -401,6 +403,7 @@ class Run(RunState):
             lambda: self.checkpoints.save(components, step=step, metric=metric)
         )
         self._saved = self._counts
+        self._saved_s = time.monotonic()
         self.on_saved()
         self.callbacks.call(self, "on_saved", path)
 

@@ -32,6 +32,8 @@ class RunState(ABC):
         progress: Counters, saved with every checkpoint.
         budget: Limits that end the run.
         guard: Skips updates with NaN or Inf, and stores the evidence.
+        regulator: Factor on the updates per environment step, such as
+            `yamame.training.OverfittingRegulator`; None: they are constant.
         tracker: Receives parameters, metrics and files.
         checkpoints: Writes and reads checkpoints.
         exits: Closed when the run ends, last in, first out.
@@ -53,6 +55,7 @@ class RunState(ABC):
     progress: Progress
     budget: Budget
     guard: NonFiniteGuard
+    regulator: Any
     tracker: Tracker
     checkpoints: Checkpointer
     exits: ExitStack

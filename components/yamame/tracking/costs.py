@@ -1,5 +1,6 @@
 """Costs of a run: CPU and wall-clock seconds, and the load of the machine."""
 
+import math
 import resource
 import time
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,11 @@ from typing import Any
 import psutil
 import torch
 
+from yamame import distributed
+
 _MEBIBYTE = 2**20
+_LONGEST_AGE_S = 1.0
+"""Age up to which a reading of the descendants is used again: finding them takes milliseconds."""
 _process_is_run: ContextVar[bool] = ContextVar("process_is_run", default=False)
 
 
@@ -28,11 +33,16 @@ def process_is_run() -> Iterator[None]:
         _process_is_run.reset(token)
 
 
-def _cpu_seconds() -> float:
-    """Return user and system seconds of this process and all its descendants."""
-    own = resource.getrusage(resource.RUSAGE_SELF)
+def _own_cpu_seconds() -> float:
+    """Return user and system seconds of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _descendants_cpu_seconds() -> float:
+    """Return user and system seconds of all descendants, ended ones included."""
     finished = resource.getrusage(resource.RUSAGE_CHILDREN)
-    total = own.ru_utime + own.ru_stime + finished.ru_utime + finished.ru_stime
+    total = finished.ru_utime + finished.ru_stime
     for child in psutil.Process().children(recursive=True):
         try:
             times = child.cpu_times()
@@ -55,22 +65,49 @@ class CostMeter:
 
     def __init__(self, *, is_part: bool = False) -> None:
         self._earlier = {"cpu_s": 0.0, "wall_s": 0.0}
+        self._elsewhere_s = 0.0
+        # Descendants that have ended and those that live are read together: one that ends between
+        # two readings would count twice.
+        self._descendants_s = 0.0
+        self._read_at = -math.inf
         self._cpu_start = 0.0
         self._wall_start = psutil.Process().create_time()
         if _process_is_run.get() and not is_part:
             # Only the first run of the process: each second belongs to one run.
             _process_is_run.set(False)
         else:
-            self._cpu_start = _cpu_seconds()
+            self._cpu_start = self._read(0.0)
             self._wall_start = time.time()
         self._cpu_now = self._cpu_start
 
+    def _read(self, longest_age_s: float) -> float:
+        """Return the seconds of this process and its descendants, as of some age at most."""
+        now = time.monotonic()
+        if now - self._read_at >= longest_age_s:
+            self._descendants_s = _descendants_cpu_seconds()
+            self._read_at = now
+        return _own_cpu_seconds() + self._descendants_s
+
+    def _session_s(self, longest_age_s: float) -> float:
+        """Return the CPU-seconds of this session of this process."""
+        # An ended grandchild is in no count while its parent lives, but was in earlier ones.
+        self._cpu_now = max(self._cpu_now, self._read(longest_age_s))
+        return self._cpu_now - self._cpu_start
+
     @property
     def cpu_s(self) -> float:
-        """User plus system seconds of this process and its descendants."""
-        # An ended grandchild is in no count while its parent lives, but was in earlier ones.
-        self._cpu_now = max(self._cpu_now, _cpu_seconds())
-        return self._earlier["cpu_s"] + self._cpu_now - self._cpu_start
+        """User plus system seconds of this process and its descendants, and of other ranks."""
+        return self._earlier["cpu_s"] + self._session_s(0.0) + self._elsewhere_s
+
+    def recent_cpu_s(self) -> float:
+        """Return `cpu_s` without looking for descendants more than once a second."""
+        return self._earlier["cpu_s"] + self._session_s(_LONGEST_AGE_S) + self._elsewhere_s
+
+    def gather(self) -> None:
+        """Add the seconds of the other ranks of torchrun until now; call it on all ranks."""
+        if distributed.world_size() > 1:
+            own_s = self._session_s(_LONGEST_AGE_S)
+            self._elsewhere_s = sum(distributed.all_gather(own_s)) - own_s
 
     @property
     def wall_s(self) -> float:

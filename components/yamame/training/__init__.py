@@ -7,5 +7,6 @@ from yamame.training.learner import Learner as Learner
 from yamame.training.muon import MuonAdamW as MuonAdamW
 from yamame.training.prefetch import Prefetcher as Prefetcher
 from yamame.training.progress import Progress as Progress
+from yamame.training.regulator import OverfittingRegulator as OverfittingRegulator
 from yamame.training.seeding import GlobalRNGState as GlobalRNGState
 from yamame.training.seeding import seed_everything as seed_everything

@@ -25,7 +25,8 @@ class AveragedWeights(Generic[M]):
     At first the average is over few updates and forgets the initial weights: after ``n`` updates
     the next one keeps ``min(decay, (1 + n) / (10 + n))`` of it. With a decay of 0.98 a share of
     1e-5 of the initial weights is left after 10 updates; without this correction it would be 0.82,
-    and 0.36 after 50.
+    and 0.36 after 50. So it is over about the last ninth of the updates, a share of the run so far,
+    until ``decay`` limits it.
 
     Args:
         network: Network that is followed.

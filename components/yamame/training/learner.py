@@ -37,6 +37,8 @@ class Learner:
         warmup_updates: Updates over which the learning rate rises linearly to its value.
         total_updates: Updates over which it falls linearly to zero, those of the warm-up included;
             None: it stays.
+        fall: Returns the largest share of the learning rate after a number of updates, such as
+            `falling_share` of a budget, in place of ``total_updates``.
         autocast: Precision of the networks' matrix products: ``"bfloat16"``, ``"auto"`` for
             bfloat16 on devices that multiply it, None for the precision of the weights. Weights,
             losses, statistics and the optimizer keep their precision.
@@ -48,8 +50,6 @@ class Learner:
             compiled code.
         guard: Skips updates that are not finite; None: a guard that keeps no evidence.
         averaged: Averaged weights to update after every step; None: no average.
-        time_spent: Returns the share of the time budget that is spent, in [0, 1]. Once it exceeds a
-            half, the learning rate falls at least as fast as it must to be zero at 1.
 
     Raises:
         ValueError: If a setting is out of its range; if ``cuda_graph`` is set on a CPU, or with an
@@ -74,12 +74,12 @@ class Learner:
         max_grad_norm: PositiveFloat,
         warmup_updates: NonNegativeInt = 0,
         total_updates: PositiveInt | None = None,
+        fall: Callable[[int], float] | None = None,
         autocast: Precision = None,
         cuda_graph: bool = False,
         compile: bool = False,
         guard: NonFiniteGuard | None = None,
         averaged: AveragedWeights[Any] | None = None,
-        time_spent: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.loss = loss
         self.optimizer = optimizer
@@ -91,9 +91,8 @@ class Learner:
         self.averaged = averaged
 
         def share_of_learning_rate(updates: int) -> float:
-            return learning_rate_share(
-                updates, warmup=warmup_updates, total=total_updates, time_spent=time_spent()
-            )
+            share = learning_rate_share(updates, warmup=warmup_updates, total=total_updates)
+            return share if fall is None else min(share, fall(updates))
 
         self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_learning_rate)
         device = self._parameters()[0].device
@@ -168,6 +167,37 @@ class Learner:
         step(metrics["grad_norm"])
         self.schedule.step()
         return metrics
+
+    @torch.no_grad()
+    def evaluate(self, batch: TensorDictBase) -> Metrics:
+        """Compute the loss of a batch without learning from it.
+
+        All modules of the loss are in evaluation mode meanwhile. Their buffers, such as running
+        statistics, and their modes are as before afterwards. The loss may draw random numbers.
+
+        Args:
+            batch: Input of the loss, on its device.
+
+        Returns:
+            Metrics: the entries that the loss wrote, and ``loss``, the sum of its terms.
+
+        Raises:
+            UsageError: A term of the loss is not a scalar, or there is no term.
+        """
+        statistics = self.statistics()
+        modes = {module: module.training for module in self.loss.modules()}
+        self.loss.eval()
+        try:
+            with self.precision():
+                out = self.loss(batch)
+        finally:
+            # Not `train`, which would change modules that were in evaluation mode before.
+            for module, mode in modes.items():
+                module.training = mode
+            self.restore(statistics)
+        metrics = dict(out.items())
+        metrics["loss"] = torch.stack(self._terms(out)).sum()
+        return all_reduce_means(metrics)
 
     def statistics(self) -> list[tuple[Tensor, Tensor]]:
         """Return every buffer of the loss, such as running statistics, with a copy of it."""
@@ -259,30 +289,34 @@ def _random_state(batch: TensorDictBase) -> dict[str, Tensor]:
     return state
 
 
-def learning_rate_share(
-    updates: int, *, warmup: int, total: int | None, time_spent: float = 0.0
-) -> float:
+def learning_rate_share(updates: int, *, warmup: int, total: int | None) -> float:
     """Return the learning rate after a number of updates, as a share of its full value.
 
-    It rises linearly during the warm-up and falls linearly to zero at ``total``. If the time budget
-    ends earlier, it is zero then.
+    It rises linearly during the warm-up and falls linearly to zero at ``total``.
 
     Args:
         updates: Number of updates made.
         warmup: Updates over which it rises.
         total: Updates at which it is zero; None: it stays.
-        time_spent: Share of the time budget that is spent, in [0, 1].
 
     >>> [learning_rate_share(k, warmup=2, total=6) for k in range(7)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
-    >>> [learning_rate_share(k, warmup=2, total=10, time_spent=k / 4) for k in range(5)]
-    [0.5, 1.0, 1.0, 0.5, 0.0]
     """
     rise = (updates + 1) / max(1, warmup)
     fall = 1.0
     if total is not None:
         fall = max(0.0, (total - updates) / max(1, total - warmup))
-    # Time counts only in the second half of the budget, so that a run that ends by its updates has
-    # the same rates however fast it is, if its speed is about constant.
-    fall_by_time = max(0.0, 2.0 * (1.0 - time_spent))
-    return min(1.0, rise, fall, fall_by_time)
+    return min(1.0, rise, fall)
+
+
+def falling_share(spent: float, *, start: float) -> float:
+    """Return a value that is 1 until a share of the budget is spent, and falls linearly to 0.
+
+    Args:
+        spent: Spent share of the budget, in [0, 1].
+        start: Share at which the value begins to fall, in [0, 1).
+
+    >>> [falling_share(spent, start=0.5) for spent in (0.0, 0.5, 0.75, 1.0)]
+    [1.0, 1.0, 0.5, 0.0]
+    """
+    return min(1.0, max(0.0, (1.0 - spent) / (1.0 - start)))

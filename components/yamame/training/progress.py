@@ -23,7 +23,15 @@ class Progress:
         unlogged: Metrics of the updates since metrics were last logged.
         evaluating: An evaluation has begun and not ended.
         evaluated_at: `step` of the last evaluation.
+        evaluated_share: Spent share of the budget at the last evaluation.
+        evaluation_steps: Environment steps that the last evaluation took; None before the first.
         saved_at: `step` of the last checkpoint.
+        saved_share: Spent share of the budget at the last checkpoint.
+        episodes: Episodes of training that have ended, without those that were dropped.
+        learning_began: ``env_steps`` from which updates are counted; None before learning begins.
+        updates_allowed: Updates that the steps since then allow, if their number is regulated.
+        observed_updates: ``updates`` when overfitting was last observed.
+        observed_steps: ``env_steps`` when overfitting was last observed.
         aborted: Episodes that were dropped because the environment failed.
         outcomes: Success or return of the latest training episodes.
         outcome_name: Name of the outcome, ``success`` or ``return``.
@@ -47,7 +55,15 @@ class Progress:
         self.unlogged: list[dict[str, Tensor]] = []
         self.evaluating = False
         self.evaluated_at = 0
+        self.evaluated_share = 0.0
+        self.evaluation_steps: int | None = None
         self.saved_at = 0
+        self.saved_share = 0.0
+        self.episodes = 0
+        self.learning_began: int | None = None
+        self.updates_allowed = 0.0
+        self.observed_updates = 0
+        self.observed_steps = 0
         self.aborted = 0
         self.outcomes: deque[float] = deque(maxlen=RECENT)
         self.outcome_name = "success"
@@ -75,6 +91,7 @@ class Progress:
     def count(self, episodes: Any) -> None:
         """Add the steps and outcomes of `yamame.collectors.Episodes`."""
         self.env_steps += episodes.num_steps
+        self.episodes += len(episodes.lengths)
         self.aborted += episodes.num_aborted
         if episodes.success is None:
             self.outcome_name = "return"
@@ -114,7 +131,15 @@ class Progress:
             "unlogged": [dict(metrics) for metrics in self.unlogged],
             "evaluating": self.evaluating,
             "evaluated_at": self.evaluated_at,
+            "evaluated_share": self.evaluated_share,
+            "evaluation_steps": self.evaluation_steps,
             "saved_at": self.saved_at,
+            "saved_share": self.saved_share,
+            "episodes": self.episodes,
+            "learning_began": self.learning_began,
+            "updates_allowed": self.updates_allowed,
+            "observed_updates": self.observed_updates,
+            "observed_steps": self.observed_steps,
             "aborted": self.aborted,
             "outcomes": list(self.outcomes),
             "outcome_is": self.outcome_name,
@@ -132,7 +157,15 @@ class Progress:
         self.unlogged = state.get("unlogged", self.unlogged)
         self.evaluating = state.get("evaluating", self.evaluating)
         self.evaluated_at = state.get("evaluated_at", self.evaluated_at)
+        self.evaluated_share = state.get("evaluated_share", self.evaluated_share)
+        self.evaluation_steps = state.get("evaluation_steps", self.evaluation_steps)
         self.saved_at = state.get("saved_at", self.saved_at)
+        self.saved_share = state.get("saved_share", self.saved_share)
+        self.episodes = state.get("episodes", self.episodes)
+        self.learning_began = state.get("learning_began", self.learning_began)
+        self.updates_allowed = state.get("updates_allowed", self.updates_allowed)
+        self.observed_updates = state.get("observed_updates", self.observed_updates)
+        self.observed_steps = state.get("observed_steps", self.observed_steps)
         self.aborted = state.get("aborted", self.aborted)
         self.outcomes = deque(state["outcomes"], maxlen=RECENT)
         self.outcome_name = state.get("outcome_is", self.outcome_name)

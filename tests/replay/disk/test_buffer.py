@@ -260,3 +260,70 @@ def test_sampling_with_nothing_to_sample_is_an_error(make):
 def test_arguments_out_of_range_are_errors(make):
     with pytest.raises(ValueError, match=r"by must be one of .*'timestep'.*, got 'luck'"):
         make(sample_by="luck")
+
+
+def drawn(buffer, sample, *, times=20):
+    """Numbers of all trajectories that a method draws."""
+    found = set()
+    for _ in range(times):
+        found |= set(numbers(sample()))
+    return found
+
+
+@pytest.mark.parametrize("by", ["trajectory", "timestep"])
+def test_every_nth_trajectory_is_held_out_also_after_eviction_and_a_resume(make, by):
+    settings = {"capacity": 60, "batch_size": 40, "sample_by": by, "owner": "a"}
+    buffer = make(held_out=4, **settings)
+    for start in range(0, 33, 11):
+        buffer.extend(trajectories(*[5] * 11, start=start))
+    assert drawn(buffer, buffer.sample) == {21, 22, 24, 25, 26, 28, 29, 30, 32}
+    assert drawn(buffer, buffer.sample_held_out) == {23, 27, 31}
+    assert buffer.num_held_out == 3
+    state = buffer.state_dict()
+    buffer.protect()
+    buffer.extend(trajectories(*[5] * 3, start=33))
+    assert drawn(buffer, buffer.sample_held_out) == {27, 31, 35}
+    buffer.close()
+
+    resumed = make(held_out=4, resume=True, **settings)
+    resumed.load_state_dict(state)
+    assert drawn(resumed, resumed.sample_held_out) == {23, 27, 31}
+    assert 23 not in drawn(resumed, resumed.sample)
+    resumed.close()
+    every = make(resume=True, **settings)
+    assert drawn(every, every.sample) == set(range(21, 33))
+    assert every.num_held_out == 0
+
+
+def test_held_out_trajectories_are_drawn_in_proportion_and_transformed(make, monkeypatch):
+    spy = Spy()
+    buffer = make(held_out=2, sample_by="timestep", transform=spy)
+    buffer.extend(trajectories(5, 2, 4, 9, 3))
+    monkeypatch.setattr(torch, "randint", lambda high, size, generator: torch.arange(high))
+    index, _ = buffer.sampler.sample(buffer.storage, 9)
+    assert torch.bincount(index, minlength=5).tolist() == [4, 0, 3, 0, 2]
+    assert numbers(buffer.sample_held_out()) == [1, *[3] * 8]
+    assert spy.shapes == [(9, 9)]
+
+
+def test_without_held_out_trajectories_draws_are_those_of_a_plain_sampler(make):
+    plain, split = make("plain"), make("split", held_out=16)
+    for buffer in (plain, split):
+        buffer.extend(trajectories(*[3] * 15))
+    batches = []
+    for buffer in (plain, split):
+        torch.manual_seed(1)
+        batches.append(numbers(buffer.sample()))
+    assert batches[0] == batches[1]
+    with pytest.raises(RuntimeError, match="no held-out trajectory"):
+        split.sample_held_out()
+    with pytest.raises(ValueError, match="held_out"):
+        make("other", held_out=1)
+
+
+def test_a_buffer_that_would_hold_all_out_holds_none_out(make):
+    buffer = make(capacity=5, held_out=2)
+    for number in range(2):
+        buffer.extend(trajectories(5, start=number))
+    assert (len(buffer), buffer.num_held_out) == (1, 0)
+    assert drawn(buffer, buffer.sample) == {1}

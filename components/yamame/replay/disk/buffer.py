@@ -6,8 +6,9 @@ length in the batch. Transforms receive whole trajectories.
 """
 
 import os
-from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -17,7 +18,7 @@ from torchrl.data.replay_buffers import RandomSampler
 from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
 from torchrl.envs.transforms import Transform
 
-from yamame.checks import require_choice
+from yamame.checks import Bounds, check_bounds, require_choice
 from yamame.replay.disk.storage import TrajectoryFollower, TrajectoryStorage
 from yamame.replay.frequencies import count_held
 from yamame.replay.packing import pack_whole
@@ -40,11 +41,13 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         transform: Applied to samples, e.g. ``Compose(Relabel(), Window(128))``.
         sample_by: ``trajectory``: all trajectories are equally likely. ``timestep``: in proportion
             to their numbers of transitions.
+        held_out: Hold every n-th trajectory out from ``sample``, by its number since the first one
+            ever appended, for `sample_held_out`; at least 2. None: none is held out.
         generator: Generator of this buffer's draws, not of its transforms'; None: torch's global
             one.
 
     Raises:
-        ValueError: ``sample_by`` is unknown, and as `TrajectoryStorage`.
+        ValueError: ``sample_by`` is unknown, ``held_out`` is below 2, and as `TrajectoryStorage`.
         RuntimeError: ``sample`` is called while there is nothing to sample.
     """
 
@@ -56,13 +59,14 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         batch_size: int | None = None,
         transform: Transform | None = None,
         sample_by: SampleBy = "trajectory",
+        held_out: int | None = None,
         owner: str | None = "",
         keep: int = 2,
         resume: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         # The sampler checks its argument before the storage makes a folder.
-        sampler = TrajectorySampler(sample_by)
+        sampler = TrajectorySampler(sample_by, held_out=held_out)
         storage = TrajectoryStorage(path, capacity=capacity, owner=owner, keep=keep, resume=resume)
         super().__init__(
             storage=storage,
@@ -108,6 +112,31 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         return super().insert_transform(index, transform, invert=invert)
 
     @property
+    def held_out(self) -> int | None:
+        """Every n-th trajectory is held out from ``sample``; None: none is."""
+        return self._sampler.held_out
+
+    @property
+    def num_held_out(self) -> int:
+        """Number of trajectories held that are held out from ``sample``."""
+        return self._sampler.num_held_out(self.storage)
+
+    def sample_held_out(self, batch_size: int | None = None) -> TensorDictBase:
+        """Sample trajectories that are held out from ``sample``, otherwise as ``sample`` does.
+
+        Args:
+            batch_size: Trajectories to sample; None: that of the buffer.
+
+        Returns:
+            Transformed trajectories ``[B, L]``.
+
+        Raises:
+            RuntimeError: No trajectory is held out.
+        """
+        with self._replay_lock, self._sampler.on_held_out():
+            return self.sample(batch_size)
+
+    @property
     def fields(self) -> dict[NestedKey, tuple[torch.Size, torch.dtype]]:
         """Shape and dtype of every entry of a timestep, by key; empty before the first append."""
         return self.storage.fields
@@ -144,34 +173,69 @@ class TrajectorySampler(RandomSampler):
 
     Args:
         by: As ``sample_by`` of `TrajectoryReplayBuffer`.
+        held_out: As ``held_out`` of `TrajectoryReplayBuffer`. If all trajectories held would be
+            held out, none is.
     """
 
-    def __init__(self, by: SampleBy = "trajectory") -> None:
+    @check_bounds
+    def __init__(
+        self,
+        by: SampleBy = "trajectory",
+        *,
+        held_out: Annotated[int, Bounds(least=2)] | None = None,
+    ) -> None:
         require_choice("TrajectorySampler", "by", by, get_args(SampleBy))
         self.by = by
+        self.held_out = held_out
+        self._draws_held_out = False
+
+    @contextmanager
+    def on_held_out(self) -> Iterator[None]:
+        """Let ``sample`` draw held-out trajectories alone within the block."""
+        self._draws_held_out = True
+        try:
+            yield
+        finally:
+            self._draws_held_out = False
+
+    def num_held_out(self, storage: TrajectoryFollower) -> int:
+        """Return the number of trajectories held that are held out."""
+        return int(self._is_held_out(storage).sum())
 
     def sample(self, storage: TrajectoryFollower, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draw positions ``[batch_size]`` of trajectories.
 
         Raises:
-            RuntimeError: No trajectory with a transition is held.
+            RuntimeError: No trajectory with a transition is held, or none of them is held out.
         """
         storage.refresh()
-        total = len(storage)
+        is_drawn = self._is_held_out(storage) == self._draws_held_out
+        positions = is_drawn.nonzero().squeeze(-1)
+        total = len(positions)
         ends = None
         if self.by == "timestep":
-            ends = (storage.lengths - 1).cumsum(0)
+            ends = (storage.lengths[positions] - 1).cumsum(0)
             total = int(ends[-1]) if total else 0
         if not total:
-            raise RuntimeError(
-                f"TrajectorySampler: {storage.path} holds nothing to sample yet, append some"
-            )
+            kind = "no held-out trajectory" if self._draws_held_out else "nothing to sample"
+            raise RuntimeError(f"TrajectorySampler: {storage.path} holds {kind} yet, append some")
 
         index = torch.randint(total, (batch_size,), generator=self._rng)
         if ends is not None:
             # The draw is of a transition: find the trajectory that holds it.
             index = torch.searchsorted(ends, index, right=True)
-        return index, {}
+        return positions[index], {}
+
+    def _is_held_out(self, storage: TrajectoryFollower) -> Tensor:
+        """Return whether each trajectory held is held out: bool ``[len]``, oldest first."""
+        num_held = len(storage)
+        if self.held_out is None:
+            return torch.zeros(num_held, dtype=torch.bool)
+        # Numbers since the first trajectory ever appended, which eviction of others leaves as is.
+        numbers = storage.num_appended - num_held + torch.arange(num_held)
+        is_held_out = numbers % self.held_out == self.held_out - 1
+        # A buffer that holds nothing else must still be sampled.
+        return torch.zeros_like(is_held_out) if bool(is_held_out.all()) else is_held_out
 
 
 class TrajectoryWriter(ImmutableDatasetWriter):

@@ -1,0 +1,148 @@
+"""Budgets of recipes: limits of time, and schedules that are shares of them."""
+
+import signal
+
+import pytest
+import yamame
+from yamame.checks import UsageError
+
+TINY = ("debug=tiny", "env=tmaze", "env.length=8", "encoder=gru", "logger=none", "run.name=a")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_cpu_seconds_end_a_run_in_order_and_those_of_former_sessions_count(components):
+    steps = ("budget.updates=null", "budget.env_steps=100000", "budget.minutes=null")
+    run = yamame.train(*TINY, *steps, "budget.cpu_s=0.01")
+    assert (run.summary["status"], run.summary["ended_by"]) == ("FINISHED", "budget.cpu_s=0.01")
+    assert run.progress.env_steps == 0
+    spent = components(run.path)["costs"]["cpu_s"]
+    again = yamame.train(*TINY, *steps, f"budget.cpu_s={spent}", "resume=auto")
+    assert again.progress.env_steps == 0
+    further = yamame.train(*TINY, *steps, f"budget.cpu_s={spent + 1.5}", "resume=auto")
+    assert further.progress.env_steps > 0
+    assert further.summary["cpu_s"] >= spent + 1.5
+
+
+def test_the_former_callback_names_the_setting_in_its_place():
+    with pytest.raises(UsageError, match=r"callbacks=cost_limit: .*budget\.cpu_s"):
+        yamame.train(*TINY, "callbacks=cost_limit", "callbacks.cost_limit.cpu_s=1")
+    with pytest.raises(UsageError, match="callbacks=cost_limits: no such choice"):
+        yamame.train(*TINY, "callbacks=cost_limits")
+
+
+STEPS = ("budget.updates=null", "budget.minutes=null", "schedule.num_envs=4")
+
+
+class Interrupt(yamame.Callback):
+    """Asks the run to end after a number of updates."""
+
+    def __init__(self, updates):
+        self.updates = updates
+
+    def on_update(self, run, metrics):
+        if run.progress.updates == self.updates:
+            signal.raise_signal(signal.SIGTERM)
+
+
+class Watch(yamame.Callback):
+    """Notes the learning rate of every update, and the exploration after every collection."""
+
+    def __init__(self):
+        self.rates, self.strengths = [], []
+
+    def on_begin(self, run):
+        self.optimizer = run.components["optimizer"]
+
+    def on_collect(self, run, episodes):
+        self.strengths.append(float(run.components["collector"].exploration.anneal(1.0, 0.0)))
+
+    def on_update(self, run, metrics):
+        self.rates.append(self.optimizer.param_groups[0]["lr"])
+
+
+def test_shares_of_a_budget_in_steps_are_resumed_bit_for_bit(components, differing):
+    settings = (*TINY, *STEPS, "budget.env_steps=768", "schedule.learning_starts_episodes=12")
+    whole = yamame.train(*settings, "run.name=whole")
+    with pytest.raises(KeyboardInterrupt):
+        yamame.train(*settings, callbacks=[Interrupt(whole.progress.updates // 2)])
+    part = yamame.train(*settings, "resume=true")
+    assert part.resumed
+    assert differing(components(whole.path), components(part.path)) == []
+    other = yamame.train(*settings, "run.name=other", "exploration.anneal=1.0")
+    assert differing(components(whole.path), components(other.path)) != []
+
+
+def test_exploration_and_learning_rate_follow_any_limit():
+    quarter = "exploration.anneal=0.5"
+    by_steps, by_updates = Watch(), Watch()
+    run = yamame.train(*TINY, *STEPS, quarter, "budget.env_steps=1024", callbacks=[by_steps])
+    strengths = by_steps.strengths
+    iterations = 1024 // 64
+    assert strengths[: iterations // 2] == pytest.approx(
+        [1 - 2 * index / iterations for index in range(iterations // 2)]
+    )
+    assert set(strengths[iterations // 2 :]) == {0.0}
+    rates = by_steps.rates
+    assert rates[-1] < 0.1 * max(rates)
+    assert rates[-1] > 0  # the last iteration learns, though its steps have spent the budget
+
+    limit = f"budget.updates={run.progress.updates}"
+    more = ("budget.env_steps=100000", "run.name=b", quarter)
+    yamame.train(*TINY, *STEPS, *more, limit, callbacks=[by_updates])
+    assert min(by_updates.strengths) == 0.0
+    assert by_updates.strengths == sorted(by_updates.strengths, reverse=True)
+    assert by_updates.rates[-1] == pytest.approx(by_updates.rates[0] / len(by_updates.rates), rel=1)
+
+
+def test_a_raised_budget_stretches_the_schedules_and_never_makes_noise_stronger():
+    first, second = Watch(), Watch()
+    whole = ("exploration.anneal=1.0",)
+    yamame.train(*TINY, *STEPS, *whole, "budget.env_steps=512", callbacks=[first])
+    longer = (*whole, "budget.env_steps=1024", "resume=true")
+    yamame.train(*TINY, *STEPS, *longer, callbacks=[second])
+    assert min(first.strengths) > 0
+    # Half of the new budget was spent, which is less noise than there was at the end of the old.
+    assert max(second.strengths) <= min(first.strengths)
+    assert max(second.rates) > first.rates[-1]
+
+
+def test_only_a_run_with_a_limit_of_time_prints_that_it_cannot_be_reproduced(capsys):
+    yamame.train(*TINY, "budget.minutes=5", "budget.env_steps=128", "budget.updates=null")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "reproduced" in line]
+    assert len(lines) == 1
+    assert "budget.minutes=5" in lines[0]
+    yamame.train(*TINY, *STEPS, "budget.env_steps=128", "run.name=b")
+    assert "reproduced" not in capsys.readouterr().err
+
+
+class Counts(yamame.Callback):
+    """Notes environment steps and ended episodes after every collection."""
+
+    def __init__(self):
+        self.counts = []
+
+    def on_collect(self, run, episodes):
+        self.counts.append((run.progress.env_steps, run.progress.episodes))
+
+
+def test_learning_starts_after_enough_episodes_or_a_tenth_of_the_budget():
+    def progress(name, *settings, counts=None):
+        callbacks = [] if counts is None else [counts]
+        given = ("schedule.updates_per_step=0.0625", "budget.env_steps=1280", f"run.name={name}")
+        return yamame.train(*TINY, *STEPS, *given, *settings, callbacks=callbacks).progress
+
+    counts = Counts()
+    enough = progress("a", "schedule.learning_starts_episodes=10", counts=counts)
+    assert enough.learning_began == min(steps for steps, ended in counts.counts if ended >= 10)
+    assert enough.updates == (enough.env_steps - enough.learning_began) // 16
+    few = progress("b", "schedule.learning_starts_episodes=100000")
+    assert few.learning_began == 128
+    both = progress("c", "schedule.learning_starts_episodes=1", "schedule.learning_starts=600")
+    assert both.learning_began == 640
+    # As in earlier versions, updates are counted from the setting.
+    former = progress("d", "schedule.learning_starts=600")
+    assert former.updates == (former.env_steps - 600) // 16
