@@ -185,3 +185,13 @@ def test_a_part_that_earlier_versions_lacked_is_a_change_unless_it_is_none():
     assert changes == ["schedule.regulator: null -> OverfittingRegulator"]
     with pytest.raises(UsageError, match=r"schedule\.regulator=null"):
         compare_config(saved, present)
+
+    assert differing(present, present, but_for=may_change_on_resume) == []
+    present["schedule"]["regulator"] = node | {"target": 1.3}
+    other = {**present, "schedule": {"batch_size": 4, "regulator": node}}
+    changes = differing(other, present, but_for=may_change_on_resume)
+    assert changes == ["schedule.regulator.target: 1.2 -> 1.3"]
+    none = {**present, "schedule": {"batch_size": 4, "regulator": None}}
+    with pytest.raises(UsageError, match=r"OverfittingRegulator -> null") as raised:
+        compare_config(other, none)
+    assert "schedule.regulator=null" not in str(raised.value)

@@ -188,9 +188,10 @@ def differing(
     for key, value in added(saved).items():
         # A part that is None has no settings, so none of them was added to it.
         is_part_none = key.rpartition(".")[0] in all_before
-        # A part that earlier versions lacked altogether, whose settings stand below its key.
-        is_given = key in all_after or f"{key}._target_" in all_after
-        if is_given and not is_part_none:
+        # The settings of a part that is a class stand below its key.
+        target = f"{key}._target_"
+        is_given = key in all_after or target in all_after
+        if is_given and target not in all_before and not is_part_none:
             all_before.setdefault(key, value)
     before = _with_whole_parts(all_before, all_after)
     after = _with_whole_parts(all_after, all_before)
@@ -254,7 +255,7 @@ def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     overrides = []
     for text in others:
         key = text.partition(":")[0]
-        if key not in former:
+        if key not in former or f"{key}._target_" in former:
             continue
         value = former[key]
         if value is None:
