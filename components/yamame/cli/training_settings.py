@@ -120,6 +120,11 @@ class TrainSchedule(ReplaySchedule):
     if a tenth of the budget is spent."""
     steps_per_iteration: Count
     """Environment steps, over all environments, that are collected before updates are made."""
+    # Runs of earlier versions do not have it.
+    batch_timesteps: Count | None = None
+    """Timesteps that a batch has on average at most, by the mean length of the episodes so far:
+    with longer episodes, it has fewer trajectories than batch_size, but at least two; null: no
+    limit."""
     updates_per_step: Annotated[float, Bounds(least=0, most=1000)]
     """Gradient updates per environment step after learning has started; the largest number with
     regulator."""

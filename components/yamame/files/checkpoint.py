@@ -62,6 +62,7 @@ _COMPONENTS = {
         "saved_at?": Real,
         "saved_share?": Real,
         "episodes?": Real,
+        "episode_steps?": Real,
         "learning_began?": Real | None,
         "updates_allowed?": Real,
         "observed_updates?": Real,

@@ -45,6 +45,7 @@ ADDED = {
     "schedule.anneal_lr_from": None,
     "schedule.learning_starts_episodes": 0,
     "schedule.regulator": None,
+    "schedule.batch_timesteps": None,
     "replay.held_out": 16,
     "exploration.anneal": 0.25,
     "timestep_encoder.images": "bytes",

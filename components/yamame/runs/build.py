@@ -412,8 +412,9 @@ def build_replay(
     # The name of a run may have changed since it began; the checkpoint has the former one.
     given["owner"] = None if resume else owner
     is_mixed = select(cfg, "data.source") is not None
-    if is_mixed:
-        given["batch_size"] = None  # the share of replay differs from batch to batch
+    follows_lengths = select(cfg, "schedule.batch_timesteps") is not None
+    if is_mixed or follows_lengths:
+        given["batch_size"] = None  # it differs from batch to batch
     else:
         given["batch_size"] = distributed.shard(cfg.schedule.batch_size, "schedule.batch_size")
     if "held_out" in cfg.replay and select(cfg, "schedule.regulator") is None:

@@ -4,7 +4,6 @@ In a run of several processes (`yamame.distributed`), each process gets its shar
 environments, the batch and the replay capacity, and a seed of its own.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from yamame.runs import build
 from yamame.runs.checks import check_regulation
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
-from yamame.runs.schedules import annealing
+from yamame.runs.schedules import annealing, batch_size
 from yamame.training import Learner, Prefetcher
 from yamame.training.seeding import seed_everything
 
@@ -78,8 +77,12 @@ def replay_folder(run: Run) -> Path:
 
 def build_batches(run: Run, source: Any) -> Prefetcher:
     """Build the prefetcher, which samples batches and moves them to the learner's device."""
-    batch_size = distributed.shard(run.cfg.schedule.batch_size, "schedule.batch_size")
-    return Prefetcher(partial(source.sample, batch_size), run.cfg.device)
+
+    def sample() -> TensorDictBase:
+        batch: TensorDictBase = source.sample(batch_size(run))
+        return batch
+
+    return Prefetcher(sample, run.cfg.device)
 
 
 def build_collector(run: Run, env: EnvBase, agent: InContextAgent, replay: Any) -> Collector:
