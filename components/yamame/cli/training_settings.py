@@ -199,11 +199,16 @@ class AgentSettings(Section):
     """Parts of the agent."""
 
     # PPO takes a discount factor of 1.
-    gammas: Annotated[
-        list[Annotated[float, Bounds(above=0, most=1)]],
-        Rule("a list of at least one number above 0 and of at most 1", bool),
-    ]
-    """Discount factors; each has its own policy and values, and the last one acts."""
+    gammas: (
+        Literal["auto"]
+        | Annotated[
+            list[Annotated[float, Bounds(above=0, most=1)]],
+            Rule("a list of at least one number above 0 and of at most 1", bool),
+        ]
+    )
+    """Discount factors; each has its own policy and values, and the last one acts. auto: 0.1 and
+    four whose effective horizons 1 / (1 - gamma) are spaced geometrically from 10 steps to three
+    times the longest episode of env, or to 300 if episodes have no limit."""
     multi_gamma: bool
     """Learn for all discount factors; false: for the last one only."""
     probability_floor: Annotated[float, Bounds(least=0, below=1)]
@@ -224,11 +229,16 @@ class AgentSettings(Section):
 class OffPolicyAgent(AgentSettings):
     """Agent whose loss bootstraps from its own values, which diverge without discounting."""
 
-    gammas: Annotated[
-        list[Annotated[float, Bounds(above=0, below=1)]],
-        Rule("a list of at least one number above 0 and below 1", bool),
-    ]
-    """Discount factors; each has its own policy and values, and the last one acts."""
+    gammas: (
+        Literal["auto"]
+        | Annotated[
+            list[Annotated[float, Bounds(above=0, below=1)]],
+            Rule("a list of at least one number above 0 and below 1", bool),
+        ]
+    )
+    """Discount factors; each has its own policy and values, and the last one acts. auto: 0.1 and
+    four whose effective horizons 1 / (1 - gamma) are spaced geometrically from 10 steps to three
+    times the longest episode of env, or to 300 if episodes have no limit."""
 
 
 class DataSettings(Section):

@@ -16,6 +16,7 @@ from yamame.cli.nodes import instantiate
 from yamame.collectors import Collector
 from yamame.runs import build
 from yamame.runs.checks import check_regulation
+from yamame.runs.discounts import with_gammas
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
 from yamame.runs.schedules import annealing, batch_size
@@ -47,8 +48,9 @@ def build_envs(run: Run) -> tuple[EnvBase, EnvBase]:
 
 def build_agent_and_learner(run: Run, env: EnvBase) -> tuple[InContextAgent, Learner]:
     """Build an agent for an environment, equal in all processes, and its learner."""
-    agent = distributed.broadcast_parameters(build.build_agent(run.cfg, env))
-    return agent, build.build_learner(run.cfg, agent, guard=run.guard, fall=annealing(run))
+    cfg = with_gammas(run, env)
+    agent = distributed.broadcast_parameters(build.build_agent(cfg, env))
+    return agent, build.build_learner(cfg, agent, guard=run.guard, fall=annealing(run))
 
 
 def build_replay(run: Run, env: EnvBase) -> tuple[Any, Any]:
