@@ -9,7 +9,9 @@ from yamame.checks import UsageError
 from yamame.runs.checks import check_regulation
 from yamame.training import OverfittingRegulator, Progress
 
-REGULATED = "schedule.regulator={_target_: yamame.training.OverfittingRegulator}"
+REGULATED = (
+    "schedule.regulator={_target_: yamame.training.OverfittingRegulator, first: 0.4, floor: 0.0}"
+)
 NOISY = (
     *("debug=tiny", "logger=none", "env=bandits", "env.num_arms=2", "env.time_limit=6"),
     *("env.reward=gaussian", "encoder=gru", "encoder.hidden_size=32", "agent.gammas=[0.5,0.9]"),
@@ -72,7 +74,7 @@ def test_learning_few_noisy_episodes_by_heart_lowers_the_updates_per_step(whole)
     yamame.train(*NOISY, often, "run.name=b", "budget.env_steps=96", callbacks=[tolerant])
     assert tolerant.column("train/updates_per_step")[0] > 0.4 * 5
     constant = Watch()
-    few = ("schedule.updates_per_step=0.25", "run.name=c")
+    few = ("schedule.regulator=null", "schedule.updates_per_step=0.25", "run.name=c")
     plain = yamame.train(*NOISY, *few, callbacks=[constant])
     assert plain.progress.updates == 192 * 0.25
     assert plain.progress.observed_updates == 0
