@@ -71,7 +71,7 @@ ENVS = (
     "active_tmaze", "bandits", "dark_key_to_door", "frozenlake", "mazerunner", "package_delivery",
     "tmaze", "wind",
 )  # fmt: skip
-AGENTS = ("amago", "amago2", "bc", "naive", "separate")
+AGENTS = ("amago", "amago2", "amago_paper", "bc", "naive", "separate")
 
 
 def narrowed(choice: str) -> list[str]:

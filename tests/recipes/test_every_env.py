@@ -53,7 +53,7 @@ ELSEWHERE = {
 }
 ELSEWHERE |= {"launcher/local", "launcher/slurm", "sweeper/optuna"}
 ELSEWHERE |= {
-    "suite/popgym",
+    *(f"suite/{path.stem}" for path in CONF.glob("suite/*")),
     *(f"reproduce/rsm/{path.stem}" for path in CONF.glob("reproduce/rsm/*")),
 }
 ELSEWHERE |= {f"data/{name}" for name in ("hdf5", "minari", "none", "npz", "runs", "torchrl")}

@@ -68,8 +68,8 @@ def test_learning_few_noisy_episodes_by_heart_lowers_the_updates_per_step(whole)
 
     # More is allowed where more overfitting is aimed at, and the rate is constant without.
     tolerant = Watch()
-    often = "schedule.regulator.target=50.0"
-    yamame.train(*NOISY, REGULATED, often, "run.name=b", "budget.env_steps=96", callbacks=[tolerant])
+    often = (REGULATED, "schedule.regulator.target=50.0", "run.name=b")
+    yamame.train(*NOISY, *often, "budget.env_steps=96", callbacks=[tolerant])
     assert tolerant.column("train/updates_per_step")[0] > 0.4 * 5
     constant = Watch()
     few = ("schedule.regulator=null", "schedule.updates_per_step=0.25", "run.name=c")
