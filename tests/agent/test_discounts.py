@@ -74,7 +74,7 @@ def test_a_list_stays_and_auto_needs_a_horizon():
     assert learned_gammas(config) == learned_gammas(config, 7) == resolve_gammas([0.5, 0.99])
     config["agent"]["gammas"] = "auto"
     assert learned_gammas(config, 100) == follow_horizon(100)
-    with pytest.raises(SettingError, match=r"agent\.gammas must .*'auto'"):
+    with pytest.raises(SettingError, match=r"agent\.gammas: must .*'auto'"):
         learned_gammas(config)
     config["agent"]["multi_gamma"] = False
     assert learned_gammas(config, 100) == [0.9967]

@@ -206,5 +206,6 @@ def test_a_computed_setting_is_resumed_as_it_was_composed_or_as_its_value():
     with pytest.raises(UsageError, match=r"agent\.gammas: \[0\.5, 0\.9\] -> \[0\.9\]"):
         compare_config(given, CONFIG)
     other = {**CONFIG, "agent": {**CONFIG["agent"], "gammas": "other"}}
-    with pytest.raises(UsageError, match=r"agent\.gammas: \[0\.5, 0\.9\] -> 'other'"):
+    with pytest.raises(UsageError, match=r"agent\.gammas: \[0\.5, 0\.9\] -> 'other'") as raised:
         compare_config(saved, other)
+    assert "'agent.gammas=[0.5,0.9]'" in str(raised.value)

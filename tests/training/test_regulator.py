@@ -7,9 +7,9 @@ from yamame.checks import ArgumentError
 from yamame.training import OverfittingRegulator
 
 
-def factors(ratio, *, observations=8, floor=0.0, **settings):
+def factors(ratio, *, observations=8, **settings):
     """Factors after each of some observations of a ratio of losses."""
-    regulator = OverfittingRegulator(floor=floor, **settings)
+    regulator = OverfittingRegulator(**{"first": 0.4, "floor": 0.0, **settings})
     found = [regulator.factor]
     for _ in range(observations):
         regulator.observe(train_loss=0.5, held_out_loss=0.5 * ratio)
@@ -24,8 +24,8 @@ def test_the_factor_falls_above_the_target_rises_below_and_stays_at_it():
     rising = factors(1.1, target=1.2)
     assert rising == sorted(rising)
     assert len(set(rising)) == len(rising)
-    assert factors(1.2, target=1.2, first=0.4) == pytest.approx([0.4] * 9)
-    assert factors(1.5, gain=0.0, first=0.4) == [0.4] * 9
+    assert factors(1.2, target=1.2) == pytest.approx([0.4] * 9)
+    assert factors(1.5, gain=0.0) == [0.4] * 9
 
 
 def test_the_factor_stays_within_its_bounds_and_moves_by_limited_steps():

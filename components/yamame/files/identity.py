@@ -294,6 +294,9 @@ def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
             overrides.append(f"{key}=null")
         elif isinstance(value, str | int | float):
             overrides.append(f"{key}={value}")
+        elif isinstance(value, list) and all(isinstance(item, int | float) for item in value):
+            # Quoted, because brackets are patterns in some shells.
+            overrides.append(f"'{key}=[{','.join(map(str, value))}]'")
     if overrides:
         remedies.append(" ".join(overrides))
     remedies.append("or another run.name")

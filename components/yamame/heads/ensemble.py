@@ -125,6 +125,7 @@ class EnsembleMLP(nn.Module):
             hidden = flat.expand(self.num_members, *flat.shape)
         else:
             first, activation, *layers = layers
+            assert isinstance(first, EnsembleLinear)
             # Activated before it is flattened: in place, a view would be copied in the backward
             # pass.
             hidden = activation(first.forward_shared(shared, x)).flatten(1, -2)

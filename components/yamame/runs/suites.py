@@ -1,6 +1,6 @@
 """Suites of tasks that are trained with the same settings: plan, runs, and their table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +133,7 @@ def plan(cfg: LeaderboardConfig) -> list[PlannedRuns]:
 
 
 def _section(model: type[Any], node: Any, key: str) -> Any:
-    require_setting(key, node, hasattr(node, "items"), "be a mapping")
+    require_setting(key, node, isinstance(node, Mapping), "be a mapping")
     data = plain(node)
     with at_source(key):
         # As if the command line had set all keys, so that a misspelt one is refused.

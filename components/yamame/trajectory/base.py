@@ -423,8 +423,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         memory = self._memory
         is_other = memory is None or len(memory) != len(is_init) or memory.device != is_init.device
         if is_other or self._room < 1:
-            # Normal tensors even under inference mode: a later step outside of it may write into
-            # them.
+            # Normal tensors, into which a later step outside of inference mode may write.
             with torch.inference_mode(False):
                 self._fit_memory(is_init)
                 if is_init.is_cpu:
@@ -458,10 +457,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         self.memory = self.init_memory(num_envs, device=device)
 
     def keep_memory(self, memory: TensorDict) -> None:
-        """Store the memory that a step returned for `ready_memory`.
-
-        Set the attribute ``memory`` to continue from any other memory.
-        """
+        """Store the memory of a step after `ready_memory`; set ``memory`` to any other one."""
         self._memory = memory
 
     def reserve(self, num_steps: int) -> bool:
