@@ -58,9 +58,9 @@ def target_of(path: str):
     return getattr(importlib.import_module(module), name)
 
 
-ON_PURPOSE = {"split": "train"}
-"""A recipe trains on one side of the tasks; a class, and a run from before there were sides, plays
-all.
+ON_PURPOSE = {"split": "train", "held_out": 16}
+"""A recipe trains on one side of the tasks, and holds trajectories out for its regulator; a class,
+and a run from before there were sides, plays all, and a buffer alone has no regulator.
 """
 
 

@@ -86,7 +86,8 @@ def test_updates_before_the_first_step_count(watch):
 
 
 def test_a_regulator_counts_by_its_first_factor(watch):
-    regulated = ("schedule.regulator={first: 0.4}", "budget.minutes=null")
+    node = "{_target_: yamame.training.OverfittingRegulator, first: 0.4}"
+    regulated = (f"schedule.regulator={node}", "budget.minutes=null")
     by_steps = forecast(watch, planned("budget.env_steps=1100", *regulated))
     assert by_steps.updates == 0.4 * 500
     by_updates = forecast(watch, planned("budget.updates=200", *regulated))
