@@ -40,6 +40,7 @@ from yamame.files.atomic import write_json
 from yamame.report.figures import learning_curve
 from yamame.runs import build
 from yamame.runs.callbacks import Callback
+from yamame.runs.discounts import with_gammas
 from yamame.runs.extras import reported
 from yamame.runs.held_out import held_out_env, play_held_out
 from yamame.runs.histories import build_history_transform, improvement, longer_episodes
@@ -56,12 +57,14 @@ def train(cfg: DistillConfig, callbacks: Sequence[Callback] = ()) -> float:
     with Run(cfg, unit="updates", callbacks=callbacks) as run:
         seed_everything(cfg.seed)
         held_out = run.closing(held_out_env(cfg))
-        agent = build.build_agent(cfg, held_out)
-        learner = build.build_learner(cfg, agent, guard=run.guard, fall=annealing(run))
-        policy = build.evaluated_policy(agent, learner)
         longer = longer_episodes(cfg)
         num_envs = cfg.schedule.num_envs
         env = run.closing(build.build_env(longer, num_envs=num_envs, seed=cfg.seed))
+
+        agent = build.build_agent(with_gammas(run, env), held_out)
+        learner = build.build_learner(cfg, agent, guard=run.guard, fall=annealing(run))
+        policy = build.evaluated_policy(agent, learner)
+
         source = instantiate(cfg.source.learner)(agent.action_space)
         histories = build.build_replay(
             cfg,

@@ -30,6 +30,7 @@ from yamame.cli.app import main
 from yamame.cli.training_settings import OfflineConfig
 from yamame.runs import build
 from yamame.runs.callbacks import Callback
+from yamame.runs.discounts import with_gammas
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
 from yamame.runs.schedules import annealing
@@ -46,11 +47,12 @@ def train(cfg: OfflineConfig, callbacks: Sequence[Callback] = ()) -> float:
         seed = distributed.rank_seed(cfg.seed)
         seed_everything(seed)
         held_out = run.closing(held_out_env(cfg))
-        agent = distributed.broadcast_parameters(build.build_agent(cfg, held_out))
-        learner = build.build_learner(cfg, agent, guard=run.guard, fall=annealing(run))
-        # The training environment defines the format of trajectories, and which instructions are
-        # held out.
+        # The training environment defines the format of trajectories, the horizon, and which
+        # instructions are held out.
         env = run.closing(build.build_env(cfg, num_envs=1, seed=seed))
+        agent = build.build_agent(with_gammas(run, env), held_out)
+        agent = distributed.broadcast_parameters(agent)
+        learner = build.build_learner(cfg, agent, guard=run.guard, fall=annealing(run))
         data = build.build_data(cfg, env, transform=build.build_transform(cfg, env))
         if data is None:
             remedy = "set data=runs data.path=..., or data=npz"

@@ -35,6 +35,7 @@ from yamame.collectors import EpisodeCollector
 from yamame.replay import OnPolicyBuffer, minibatches
 from yamame.runs import build
 from yamame.runs.callbacks import Callback
+from yamame.runs.discounts import with_gammas
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
 from yamame.runs.schedules import annealing
@@ -51,7 +52,7 @@ def train(cfg: PPOConfig, callbacks: Sequence[Callback] = ()) -> float:
         seed_everything(cfg.seed)
         env = run.closing(build.build_env(cfg, num_envs=cfg.schedule.num_envs, seed=cfg.seed))
         held_out = run.closing(held_out_env(cfg))
-        agent = build.build_agent(cfg, env)
+        agent = build.build_agent(with_gammas(run, env), env)
         check_context(agent, env)
         policy = agent.policy()
         learner = build.build_learner(cfg, agent, guard=run.guard, fall=annealing(run))

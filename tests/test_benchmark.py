@@ -55,7 +55,8 @@ def sections(benchmark):
 
 @pytest.fixture(scope="module")
 def subject(benchmark):
-    return benchmark.Subject([*SMALL, "schedule.batch_size=4"], "cpu")
+    settings = [*SMALL, "schedule.batch_size=4", "budget.env_steps=160000"]
+    return benchmark.Subject(settings, "cpu")
 
 
 def test_the_examples_run(benchmark):

@@ -318,3 +318,22 @@ def test_what_recipes_have_in_common_stands_in_one_file():
     for values in own:
         twice = [key for key in values.keys() & base.keys() if values[key] == base[key]]
         assert [key for key in twice if not key.startswith("defaults.")] == []
+
+
+def names_discounts(name: str) -> bool:
+    """Whether an experiment, or one that it builds on, names its discount factors."""
+    settings = OmegaConf.load(CONF / "experiment" / f"{name}.yaml")
+    if "gammas" in settings.get("agent", {}):
+        return True
+    bases = [entry for entry in settings.get("defaults", []) if isinstance(entry, str)]
+    return any(names_discounts(base) for base in bases if base != "_self_")
+
+
+def test_the_experiments_of_papers_keep_their_discounts_whatever_the_default_is():
+    experiments = [path.stem for path in (CONF / "experiment").glob("*.yaml")]
+    # Not of a paper: presets for one core, and the base of some.
+    rest = {name for name in experiments if name.startswith("cpu_")} | {"dark_key_to_door_small"}
+    of_papers = [name for name in experiments if name not in rest]
+    assert len(of_papers) > 25
+    assert [name for name in of_papers if not names_discounts(name)] == []
+    assert not all(names_discounts(name) for name in rest)

@@ -260,7 +260,7 @@ def sampling_rows(subject: Subject, clock: Clock, machine: Machine) -> Iterator[
 
 
 def fit_rows(subject: Subject, clock: Clock) -> Iterator[Row]:
-    """Yield one environment step, one update, and all of them that the budget allows.
+    """Yield one environment step, one update, and all of a budget of environment steps.
 
     Raises:
         ValueError: If the collector is another than `SyncCollector`, which alone can be measured by
@@ -289,6 +289,8 @@ def fit_rows(subject: Subject, clock: Clock) -> Iterator[Row]:
     )
     note = f"{1 / learning:.1f} a second, {flops[0] / 1e9:.0f} GFLOP each"
     yield Row("fit", size, "update", learning, None, note)
+    if steps is None:  # a clock ends the run
+        return
     total = steps * acting + updates * learning
     note = f"{total / 60:.0f} minutes, without evaluations"
     yield Row("fit", f"{steps:,} steps, {updates:,} updates", "run", total, None, note)

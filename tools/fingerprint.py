@@ -26,28 +26,39 @@ _SMALL = (
     *("logger=none", "debug=tiny", "schedule.num_envs=8", "schedule.steps_per_iteration=256"),
     *("evaluation.interval=2000", "evaluation.num_episodes=16", "budget.minutes=null"),
 )
+_FORMER = (
+    *("optimizer=adamw", "agent=amago_paper", "schedule.regulator=null"),
+    *("schedule.average_decay=null", "schedule.autocast=null"),
+)
+"""Settings that the cases were made with; the case ``default`` has those of the recipe."""
 _TRAIN = (
     "train",
     *_SMALL,
+    *_FORMER,
     "schedule.updates_per_step=0.01",
     "schedule.anneal_lr=false",
     "exploration.anneal_steps=60000",
     "budget.updates=24",
 )
+_DEEP = ("encoder=transformer_deep",)
 _OFFLINE = (
     *("logger=none", "debug=tiny", "data=runs", "budget.updates=24", "budget.minutes=null"),
     *("evaluation.interval=8", "evaluation.num_episodes=16", "schedule.anneal_lr_from=null"),
 )
 CASES: dict[str, tuple[str, ...]] = {
-    "transformer": _TRAIN,
-    "sigma": (*_TRAIN, "encoder.sigma_reparam=true"),
+    "default": (
+        *("train", "logger=none", "budget.minutes=null", "budget.env_steps=8192"),
+        *("evaluation.num_episodes=16", "evaluation.video_frames=1"),
+    ),
+    "transformer": (*_TRAIN, *_DEEP),
+    "sigma": (*_TRAIN, *_DEEP, "encoder.sigma_reparam=true"),
     "gru": (*_TRAIN, "encoder=gru"),
     "lstm": (*_TRAIN, "encoder=lstm"),
     "linear_recurrent": (*_TRAIN, "encoder=linear_recurrent"),
     "memoryless": (*_TRAIN, "encoder=memoryless"),
     "window": (*_TRAIN, "encoder=window"),
-    "wind": (*_TRAIN, "env=wind", "relabel=none"),
-    "bfloat16": (*_TRAIN, "schedule.autocast=bfloat16"),
+    "wind": (*_TRAIN, *_DEEP, "env=wind", "relabel=none"),
+    "bfloat16": (*_TRAIN, *_DEEP, "schedule.autocast=bfloat16"),
     "ppo": (
         "ppo",
         "logger=none",
@@ -60,7 +71,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "schedule.anneal_lr_from=null",
     ),
     "offline": ("offline", *_OFFLINE),
-    "resumed": _TRAIN,
+    "resumed": (*_TRAIN, *_DEEP),
 }
 """Recipe and overrides of every case. ``offline`` learns from the replay of ``transformer``."""
 

@@ -178,7 +178,7 @@ class RunningNormalizer(RunningMoments):
             self.update(x, mask)
         std = self.variance.sqrt().float()
         # Division by a tiny deviation would amplify noise of a feature that is nearly constant.
-        scale = torch.where(std >= self.min_std, std, 1.0)
+        scale = std.masked_fill(std < self.min_std, 1.0)
         centered = x.float() - self.mean.float()
         normalized = centered / scale
         return normalized.clamp(-self.clip, self.clip)

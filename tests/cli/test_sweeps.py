@@ -37,7 +37,7 @@ def check(*arguments: str) -> list[list[str]]:
         (["env=tmaze,active_tmaze", "env.length=8"], 2),
         (["agent=amago,bc", "agent.gammas=[0.9]"], 2),
         (["optimizer=muon,adamw", "optimizer.lr=1e-3"], 2),
-        (["experiment=cpu_tmaze,cpu_tmaze_gru", "env.length=9"], 2),
+        (["experiment=cpu_tmaze,tmaze_400", "env.length=9"], 2),
         (["trials=repeated,none"], 2),
         (["env=tmaze,active_tmaze", "encoder=gru,lstm", "optimizer=muon,adamw", "env.length=8"], 8),
         (["encoder=gru,lstm", "seed=0,1", "+encoder.max_time_constant=50"], 0),

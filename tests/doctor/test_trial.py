@@ -7,6 +7,7 @@ from yamame.doctor.trial import Stopwatch, forecast, shortened
 SCHEDULE = (
     "schedule.learning_starts=100",
     "schedule.updates_per_step=0.5",
+    "schedule.regulator=null",
     "evaluation.interval=250",
 )
 
@@ -82,6 +83,14 @@ def test_minutes_do_not_count_what_comes_before_the_run(watch):
 def test_updates_before_the_first_step_count(watch):
     plan = planned("budget.env_steps=1100", "budget.minutes=null", "schedule.offline_updates=70")
     assert forecast(watch, plan).updates == 570
+
+
+def test_a_regulator_counts_by_its_first_factor(watch):
+    regulated = ("schedule.regulator={first: 0.4}", "budget.minutes=null")
+    by_steps = forecast(watch, planned("budget.env_steps=1100", *regulated))
+    assert by_steps.updates == 0.4 * 500
+    by_updates = forecast(watch, planned("budget.updates=200", *regulated))
+    assert (by_updates.env_steps, by_updates.updates) == (1100, 200)
 
 
 def test_the_trial_learns_from_its_first_episodes_and_writes_elsewhere(tmp_path):

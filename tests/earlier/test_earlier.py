@@ -20,7 +20,11 @@ SMALL = (
     *("budget.updates=null", "budget.minutes=null"),
 )
 GRU = ("encoder=gru", "encoder.hidden_size=8", "encoder.out_features=8", "encoder.num_layers=1")
-OFF_POLICY = ("schedule.updates_per_step=0.02", "agent.gammas=[0.9,0.99]")
+OFF_POLICY = (
+    *("schedule.updates_per_step=0.02", "agent.gammas=[0.9,0.99]", "agent=amago_paper"),
+    *("optimizer=adamw", "schedule.regulator=null", "schedule.average_decay=null"),
+    "schedule.autocast=null",
+)
 FORMER_DEFAULTS = ("env.split_by=walls_and_goals", "schedule.anneal_lr_from=null")
 FORMER_STEPS = ("exploration.anneal_steps=60000",)
 """Defaults that have changed since: resuming asks for the former values."""
@@ -28,7 +32,8 @@ OVERRIDES = {
     "gru": ("train", *SMALL, *GRU, *OFF_POLICY, *FORMER_DEFAULTS, *FORMER_STEPS),
     "transformer": (
         *("train", *SMALL, *OFF_POLICY, *FORMER_DEFAULTS, *FORMER_STEPS),
-        *("encoder.d_model=8", "encoder.num_layers=1", "encoder.num_heads=2"),
+        *("encoder=transformer_deep", "encoder.d_model=8"),
+        *("encoder.num_layers=1", "encoder.num_heads=2"),
     ),
     "ppo": ("ppo", *SMALL, *GRU, *FORMER_STEPS),
 }

@@ -135,3 +135,11 @@ def test_a_video_is_cut_at_its_longest():
     policy = TensorDictModule(still, ["observation"], ["action"])
     frames = render_video(policy, env, num_episodes=3, max_frames=8, seed=5)
     assert np.array_equal(frames, render_video(policy, env, num_episodes=3, seed=5)[:8])
+
+
+@pytest.mark.parametrize(("enough", "shown"), [(1, 6), (6, 6), (7, 12), (None, 18)])
+def test_no_further_episode_begins_after_enough_frames(enough, shown):
+    env = MazeRunner(num_envs=1, size=7, num_goals=1, time_limit=6)
+    policy = TensorDictModule(still, ["observation"], ["action"])
+    frames = render_video(policy, env, num_episodes=3, enough_frames=enough, seed=5)
+    assert np.array_equal(frames, render_video(policy, env, num_episodes=3, seed=5)[:shown])

@@ -4,6 +4,7 @@ import pytest
 from yamame.checks import UsageError
 from yamame.files.identity import (
     compare_config,
+    computed,
     differing,
     is_a_setting,
     is_of_one_run,
@@ -185,3 +186,26 @@ def test_a_part_that_earlier_versions_lacked_is_a_change_unless_it_is_none():
     assert changes == ["schedule.regulator: null -> OverfittingRegulator"]
     with pytest.raises(UsageError, match=r"schedule\.regulator=null"):
         compare_config(saved, present)
+
+    assert differing(present, present, but_for=may_change_on_resume) == []
+    present["schedule"]["regulator"] = node | {"target": 1.3}
+    other = {**present, "schedule": {"batch_size": 4, "regulator": node}}
+    changes = differing(other, present, but_for=may_change_on_resume)
+    assert changes == ["schedule.regulator.target: 1.2 -> 1.3"]
+    none = {**present, "schedule": {"batch_size": 4, "regulator": None}}
+    with pytest.raises(UsageError, match=r"OverfittingRegulator -> null") as raised:
+        compare_config(other, none)
+    assert "schedule.regulator=null" not in str(raised.value)
+
+
+def test_a_computed_setting_is_resumed_as_it_was_composed_or_as_its_value():
+    saved = computed(CONFIG, "agent.gammas", [0.5, 0.9])
+    given = {**CONFIG, "agent": {**CONFIG["agent"], "gammas": [0.5, 0.9]}}
+    compare_config(saved, CONFIG)
+    compare_config(saved, given)
+    with pytest.raises(UsageError, match=r"agent\.gammas: \[0\.5, 0\.9\] -> \[0\.9\]"):
+        compare_config(given, CONFIG)
+    other = {**CONFIG, "agent": {**CONFIG["agent"], "gammas": "other"}}
+    with pytest.raises(UsageError, match=r"agent\.gammas: \[0\.5, 0\.9\] -> 'other'") as raised:
+        compare_config(saved, other)
+    assert "'agent.gammas=[0.5,0.9]'" in str(raised.value)

@@ -32,6 +32,7 @@ SHORT = (
     "budget={env_steps:null,minutes:null,updates:40}", "schedule.learning_starts=0",
     "schedule.num_envs=4",
     "schedule.steps_per_iteration=128", "schedule.updates_per_step=0.02", "schedule.batch_size=4",
+    "schedule.regulator=null",
     "encoder.d_model=32",
     "packing.row_multiple=4", "packing.length_multiple=256",
 )  # fmt: skip

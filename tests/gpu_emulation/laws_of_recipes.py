@@ -14,7 +14,10 @@ ON_POLICY = (
     "debug=tiny", "logger=none", "evaluation.num_episodes=2", "evaluation.max_steps=12",
     "evaluation.video_frames=1",
 )  # fmt: skip
-TINY = (*ON_POLICY, "schedule.anneal_lr=false", "exploration.anneal_steps=60000")
+TINY = (
+    *ON_POLICY, "schedule.anneal_lr=false", "exploration.anneal_steps=60000",
+    "schedule.autocast=null",
+)  # fmt: skip
 NARROW = {
     "transformer": "encoder.d_model=16 encoder.num_layers=1 encoder.dropout=0",
     "gru": "encoder.hidden_size=16 encoder.out_features=16",
@@ -24,7 +27,8 @@ NARROW = {
     "+encoder.settings.resid_pdrop=0"
     " +encoder.settings.embd_pdrop=0",
 }
-NARROW |= {"transformer_naive": NARROW["transformer"], "window": NARROW["memoryless"]}
+NARROW |= dict.fromkeys(("transformer_deep", "transformer_naive"), NARROW["transformer"])
+NARROW |= {"window": NARROW["memoryless"]}
 NARROW |= dict.fromkeys(
     ("rsm", "memo"),
     "encoder.d_model=16 encoder.dropout=0 encoder.segment_length=4 encoder.jitter=0",
@@ -44,6 +48,7 @@ CHOICES = (
     "goal_encoder=mlp timestep_encoder=auto",
     "env=mazerunner encoder=lstm relabel=all exploration=epsilon_greedy",
     "env=mazerunner encoder=memoryless relabel=some agent=amago agent/returns=popart",
+    "env=mazerunner encoder=transformer_deep agent=amago_paper",
     "env=package_delivery agent=naive encoder=transformer_naive relabel=all_or_nothing "
     "encoder.checkpoint_layers=true",
     "env=package_delivery encoder=gru relabel=single_goal packing=null",
@@ -66,7 +71,7 @@ ENVS = (
     "active_tmaze", "bandits", "dark_key_to_door", "frozenlake", "mazerunner", "package_delivery",
     "tmaze", "wind",
 )  # fmt: skip
-AGENTS = ("amago", "amago2", "bc", "naive", "separate")
+AGENTS = ("amago", "amago2", "amago_paper", "bc", "naive", "separate")
 
 
 def narrowed(choice: str) -> list[str]:

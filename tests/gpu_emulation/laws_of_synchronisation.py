@@ -15,7 +15,8 @@ MOST = {"steps": 0, "blocks": 3, "updates": 1}
 """How often the host may wait, on average over the last ones: per step of all environments between
 the first decision of a block and its last, elsewhere in a block, and per update."""
 TINY = (
-    "debug=tiny", "logger=none", "device=cuda", "evaluation.num_episodes=2",
+    "debug=tiny", "logger=none", "schedule.regulator=null", "schedule.autocast=null",
+    "device=cuda", "evaluation.num_episodes=2",
     "evaluation.max_steps=2",
     "budget.updates=8", "schedule.steps_per_iteration=32", "schedule.updates_per_step=0.06",
     "packing.row_multiple=4", "packing.length_multiple=64", "encoder.d_model=16",

@@ -126,6 +126,32 @@ def test_several_actions_share_one_context():
         torch.testing.assert_close(together[sample], critic(context, action[sample]))
 
 
+def test_the_context_is_multiplied_once_for_all_discounts_and_samples():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def operations(critic, num_samples):
+        action = torch.rand(num_samples, 50, G, A)
+        with FlopCounterMode(display=False) as counted:
+            critic(torch.randn(50, D), action)
+        return counted.get_total_flops()
+
+    rows = 50 * G
+    of_context = 2 * 50 * C * D * H
+    of_action = 2 * rows * C * ((1 + A) * H + H * O)
+    assert operations(action_input(num_layers=1), 1) == of_context + of_action
+    assert operations(action_input(num_layers=1), 7) == of_context + 7 * of_action
+
+
+def test_a_concatenated_input_takes_a_product_of_the_context_in_every_row():
+    """The control of the test above."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    critic = action_input(num_layers=1)
+    with FlopCounterMode(display=False) as counted:
+        critic.ensemble(torch.rand(50, G, D + 1 + A))
+    assert counted.get_total_flops() == 2 * 50 * G * C * ((D + 1 + A) * H + H * O)
+
+
 def test_actions_are_clipped_in_value_but_not_in_gradient():
     critic, context = action_input(), torch.randn(5, D)
     at_one = torch.ones(5, G, A, requires_grad=True)

@@ -132,7 +132,8 @@ class Counts(yamame.Callback):
 def test_learning_starts_after_enough_episodes_or_a_tenth_of_the_budget():
     def progress(name, *settings, counts=None):
         callbacks = [] if counts is None else [counts]
-        given = ("schedule.updates_per_step=0.0625", "budget.env_steps=1280", f"run.name={name}")
+        given = ("schedule.updates_per_step=0.0625", "schedule.regulator=null")
+        given += ("budget.env_steps=1280", f"run.name={name}")
         return yamame.train(*TINY, *STEPS, *given, *settings, callbacks=callbacks).progress
 
     counts = Counts()

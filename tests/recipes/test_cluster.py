@@ -33,6 +33,7 @@ TINY = (
         "encoder.hidden_size=16",
         "schedule.steps_per_iteration=128",
         "schedule.updates_per_step=0.02",
+        "schedule.regulator=null",
     ),
     *(
         "checkpoint.interval=512",

@@ -171,7 +171,8 @@ def test_a_mistake_is_told_in_one_line_and_nothing_is_written(
 
 
 def test_a_preset_of_another_recipe_serves_offline_learning(play, folder):
-    settings = ["experiment=cpu_tmaze_gru", *PLAYED[:2], "env.length=8", "agent=bc", *DATA["npz"]]
+    preset = ["experiment=cpu_tmaze", "encoder=gru"]
+    settings = [*preset, *PLAYED[:2], "env.length=8", "agent=bc", *DATA["npz"]]
     status, _, err = play(
         "offline", folder, *settings, "evaluation.num_episodes=4", "run.name=preset"
     )

@@ -10,6 +10,7 @@ RUNS = [
     # ways to relabel.
     "env=active_tmaze env.length=8 agent=naive encoder=transformer_naive",
     "env=bandits env.time_limit=9 trials=none encoder=memo exploration=none evaluation.num_envs=3",
+    "env=bandits env.time_limit=9 encoder=transformer_deep agent=amago_paper",
     "env=dark_key_to_door env.time_limit=9 encoder=rsm "
     "agent.loss.cloning_filter=exponential agent.loss.n_step=3",
     "env=frozenlake relabel=none encoder=gru agent.loss.discrete_gradient=straight_through",
@@ -52,7 +53,7 @@ ELSEWHERE = {
 }
 ELSEWHERE |= {"launcher/local", "launcher/slurm", "sweeper/optuna"}
 ELSEWHERE |= {
-    "suite/popgym",
+    *(f"suite/{path.stem}" for path in CONF.glob("suite/*")),
     *(f"reproduce/rsm/{path.stem}" for path in CONF.glob("reproduce/rsm/*")),
 }
 ELSEWHERE |= {f"data/{name}" for name in ("hdf5", "minari", "none", "npz", "runs", "torchrl")}

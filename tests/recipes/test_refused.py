@@ -22,7 +22,7 @@ TINY = (
     "env=bandits",
     "env.time_limit=9",
 )
-SOON = "schedule.updates_per_step=0.25"
+SOON = "schedule.updates_per_step=0.5"
 HUGE = '''
 import gymnasium
 import numpy as np

@@ -9,7 +9,7 @@ from yamame.checks import UsageError
 from yamame.runs.checks import check_regulation
 from yamame.training import OverfittingRegulator, Progress
 
-REGULATED = "schedule.regulator={_target_: yamame.training.OverfittingRegulator}"
+REGULATED = "schedule.regulator.first=0.4"
 NOISY = (
     *("debug=tiny", "logger=none", "env=bandits", "env.num_arms=2", "env.time_limit=6"),
     *("env.reward=gaussian", "encoder=gru", "encoder.hidden_size=32", "agent.gammas=[0.5,0.9]"),
@@ -68,11 +68,11 @@ def test_learning_few_noisy_episodes_by_heart_lowers_the_updates_per_step(whole)
 
     # More is allowed where more overfitting is aimed at, and the rate is constant without.
     tolerant = Watch()
-    often = REGULATED.replace("}", ", target: 50.0}")
-    yamame.train(*NOISY, often, "run.name=b", "budget.env_steps=96", callbacks=[tolerant])
+    often = (REGULATED, "schedule.regulator.target=50.0", "run.name=b")
+    yamame.train(*NOISY, *often, "budget.env_steps=96", callbacks=[tolerant])
     assert tolerant.column("train/updates_per_step")[0] > 0.4 * 5
     constant = Watch()
-    few = ("schedule.updates_per_step=0.25", "run.name=c")
+    few = ("schedule.regulator=null", "schedule.updates_per_step=0.25", "run.name=c")
     plain = yamame.train(*NOISY, *few, callbacks=[constant])
     assert plain.progress.updates == 192 * 0.25
     assert plain.progress.observed_updates == 0
@@ -114,11 +114,11 @@ class Half:
 
 def test_a_regulator_of_another_package_observes_losses_without_critics(own_module, components):
     own_module("mylab_pace", MINE)
-    own = "schedule.regulator={_target_: mylab_pace.Half, scale: 1}"
+    own = ("schedule.regulator._target_=mylab_pace.Half", "+schedule.regulator.scale=1")
     rate = ("agent=bc", "schedule.updates_per_step=3", "budget.env_steps=144", "run.name=a")
     with pytest.raises(UsageError, match=r"schedule\.regulator\._target_: must .* trust="):
-        yamame.train(*NOISY, *rate, own)
-    run = yamame.train(*NOISY, *rate, own, "trust=[mylab_pace.]")
+        yamame.train(*NOISY, *rate, *own)
+    run = yamame.train(*NOISY, *rate, *own, "trust=[mylab_pace.]")
     # 72 updates, an observation, and half as many for the same number of steps.
     assert run.progress.updates == 72 + 36 + 36
     state = components(run.path)["regulator"]

@@ -23,7 +23,7 @@ TINY = (
         "env.length=20",
         "budget.updates=null",
     ),
-    *("budget.env_steps=4096", "schedule.updates_per_step=0.005", "schedule.learning_starts=0"),
+    *("budget.env_steps=4096", "schedule.updates_per_step=0.005", "schedule.regulator=null"),
     *("checkpoint.interval=512", "evaluation.interval=100000", "logger.system_metrics=false"),
 )
 LAUNCHERS = {

@@ -27,6 +27,7 @@ TINY = (
     *(
         "schedule.steps_per_iteration=64",
         "schedule.updates_per_step=0.05",
+        "schedule.regulator=null",
         "schedule.learning_starts=128",
     ),
     *(

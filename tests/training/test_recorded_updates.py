@@ -746,6 +746,8 @@ def test_replays_train_as_ordinary_updates_and_read_what_is_declared(record, cas
         for step in range(8):
             if learner is learners[1] and step in (0, 4):
                 recorder = record(learner, recorder)
+            if learner is learners[1]:
+                learner.evaluate(batches[1 - step % 2])  # of which no recording may notice anything
             torch.manual_seed(step)
             seen.append(float(learner.update(batches[step % 2])["loss"]))
     assert (recorder.warmed, recorder.records, recorder.replays) == (4, 4, 12)

@@ -9,7 +9,7 @@ from yamame.training import OverfittingRegulator
 
 def factors(ratio, *, observations=8, **settings):
     """Factors after each of some observations of a ratio of losses."""
-    regulator = OverfittingRegulator(**settings)
+    regulator = OverfittingRegulator(**{"first": 0.4, "floor": 0.0, **settings})
     found = [regulator.factor]
     for _ in range(observations):
         regulator.observe(train_loss=0.5, held_out_loss=0.5 * ratio)
@@ -36,7 +36,7 @@ def test_the_factor_stays_within_its_bounds_and_moves_by_limited_steps():
 
 
 def test_the_ratio_is_that_of_moving_averages():
-    regulator = OverfittingRegulator(smoothing=0.5)
+    regulator = OverfittingRegulator(smoothing=0.5, floor=0.0)
     assert regulator.ratio is None
     regulator.observe(1.0, 1.0)
     regulator.observe(1.0, 3.0)

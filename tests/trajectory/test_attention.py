@@ -138,6 +138,20 @@ def test_no_mask_grows_with_the_square_of_the_length(
         assert len(made) == 2 * length / queries  # forward and again backward
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mask_may_be_given_as_numbers_in_every_precision(dtype) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, 5, 4).to(dtype)
+    visible = torch.rand(2, 1, 5, 5) < 0.5
+    visible[..., 0] = True
+    bias = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, -torch.inf)
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            expected = dot_product(q, k, v, mask=visible)
+            assert torch.equal(dot_product(q, k, v, mask=bias), expected)
+            assert not torch.equal(dot_product(q, k, v, mask=torch.zeros_like(bias)), expected)
+
+
 def test_autocast_on_a_cpu_keeps_attention_in_float32() -> None:
     q, k, v = torch.randn(3, 1, 2, 5, 4)
     exact = dot_product(q, k, v, mask=None)

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch.nn import functional as F
-from yamame.trajectory import TransformerEncoder
+from yamame.trajectory import TransformerEncoder, kv_cache
 from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
 
 
@@ -64,6 +64,55 @@ def test_a_cache_grows_up_to_its_capacity_and_keeps_what_it_holds() -> None:
     assert torch.equal(cache["keys"][1, 0, 0, :549, 0], torch.arange(549.0))
     assert grow_cache(cache, capacity=550)[0] is cache
     assert grow_cache(cache, capacity=None)[0]["keys"].shape[3] == 678
+
+
+@pytest.mark.parametrize("multiple", [16, 1])
+def test_slots_that_no_env_has_reached_are_not_read_and_change_no_bit(monkeypatch, multiple):
+    torch.manual_seed(0)
+    monkeypatch.setattr(kv_cache, "_READ_MULTIPLE", multiple)
+    differ, read = [], []
+    for t in (0, 5, 14, 15, 16, 33, 50, 70):
+        cache = empty_cache(3, 128, layers=1, heads=2, size=8)
+        for name in ("keys", "values"):
+            cache[name].normal_()
+        cache["position"] = torch.tensor([t, t // 2, 0])
+        q, k, v = torch.randn(3, 3, 2, 1, 8)
+        now = CacheStep(cache, torch.zeros(3).bool(), capacity=128, sinks=0)
+        found = now.attention(0)(q, k, v)
+        read.append(now.bias.shape[-1])
+        keys, values = now.store(0, k, v)
+        expected = F.scaled_dot_product_attention(q, keys, values, attn_mask=now.reached)
+        assert torch.allclose(found, expected, atol=1e-6)
+        differ.append(not torch.equal(found, expected))
+    assert read[0] == multiple
+    assert read[-1] < 128
+    # The order of sums depends on other numbers of slots: the control.
+    assert any(differ) == (multiple == 1)
+
+
+class AlwaysLonger(TransformerEncoder):
+    """Grows at every step, for a negative control."""
+
+    def grow_by(self, memory, num_steps):
+        larger, _ = grow_cache(memory, memory["keys"].shape[3] + 1, capacity=None)
+        return larger, 1
+
+
+@pytest.mark.parametrize("encoder_class", [TransformerEncoder, AlwaysLonger])
+def test_a_memory_grows_no_earlier_than_if_its_length_were_read_at_every_step(encoder_class):
+    torch.manual_seed(0)
+    encoder = encoder_class(3, d_model=8, num_heads=2, num_layers=1).eval()
+    sizes, needed = [], []
+    read = encoder.init_memory(2)
+    for t in range(80):
+        is_init = (torch.rand(2) < 0.02) | (t == 0)
+        step(encoder, torch.randn(2, 3), is_init)
+        read = grow_cache(read, capacity=1024)[0]
+        read["position"] = read["position"].masked_fill(is_init, 0) + 1
+        sizes.append(encoder.memory["keys"].shape[3])
+        needed.append(read["keys"].shape[3])
+    assert len(set(needed)) > 2
+    assert (sizes == needed) == (encoder_class is TransformerEncoder)
 
 
 def test_the_first_cache_may_have_any_room() -> None:

@@ -40,6 +40,24 @@ def test_the_number_of_parameters_is_that_of_the_reference() -> None:
     assert sum(p.numel() for p in encoder.parameters()) == 2_440_996
 
 
+@pytest.mark.parametrize("rotary", [False, True])
+def test_a_layer_reads_a_timestep_as_a_sequence_of_one(rotary: bool) -> None:
+    torch.manual_seed(0)
+    encoder = TransformerEncoder(3, d_model=8, num_heads=2, num_layers=1).eval()
+    layer = encoder.layers[0]
+    x = torch.randn(5, 8)
+    rotation = torch.randn(5, 1, 1, 4) if rotary else None
+    weight = torch.rand(5, 1, 1, 1)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        assert q.shape == (5, 2, 1, 4)
+        return weight * q * k + v
+
+    single = layer(x, attend, rotation)
+    assert torch.allclose(single, layer(x.unsqueeze(1), attend, rotation).squeeze(1), atol=1e-6)
+    assert not torch.allclose(single, layer(x.flip(0), attend, rotation), atol=1e-3)
+
+
 def test_the_network_is_the_formula() -> None:
     torch.manual_seed(0)
     encoder = TransformerEncoder(3, **SMALL).eval()

@@ -98,7 +98,9 @@ class _Categorical(_StraightThrough):
         super().__init__(probs)
 
     def sample(self, sample_shape: Shape = ()) -> Tensor:
-        probs = self.probs.detach().expand(self._extended_shape(sample_shape))
+        probs = self.probs.detach()
+        if sample_shape:
+            probs = probs.expand(self._extended_shape(sample_shape))
         # Of independent exponential clocks with rates p, clock i rings first with probability p_i.
         # A rate of zero never rings, because exponential_ is strictly positive.
         clock = torch.empty_like(probs).exponential_()

@@ -87,10 +87,13 @@ class InContextPolicy(TensorDictModuleBase):
         if not capturing():
             memory = encoder.memory_for(tensordict)
         assert memory is not None
-        observations = tensordict.select(*self.in_keys, strict=False)
         # What is recorded contains what is compiled.
-        decide = self._recorded or self._compiled or self.decide
-        params, memory = decide(observations, memory)
+        decide = self._recorded or self._compiled
+        if decide is None:
+            params, memory = self.decide(tensordict, memory)
+        else:
+            observations = tensordict.select(*self.in_keys, strict=False)
+            params, memory = decide(observations, memory)
         encoder.keep_memory(memory)
 
         distribution = self.action_space.distribution(params, tensordict.get("action_mask", None))
@@ -104,14 +107,15 @@ class InContextPolicy(TensorDictModuleBase):
         """Compute everything but the draw of the action.
 
         Args:
-            observations: Entries ``in_keys`` ``[N]``; not changed.
+            observations: Has entries ``in_keys`` ``[N]``; not changed.
             memory: Memory of the envs ``[N]``.
 
         Returns:
             Parameters of the distributions ``[N, P]`` and the next memory.
         """
         encoder = self.trajectory_encoder
-        features = self.timestep_encoder(observations.copy())
+        step = observations.select(*self.in_keys, strict=False)
+        features = self.timestep_encoder(step)
         x, is_init, step_index = encoder.read_step(features)
         context, memory = encoder.step(x, memory, is_init, step_index)
         # Heads compute in float32, as they do in the loss.

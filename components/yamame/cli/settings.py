@@ -279,7 +279,7 @@ class SuiteTier(Section):
     """Way to run the tasks of a suite: an entry of ``suite.tiers``."""
 
     overrides: list[VerbatimText] | None = None
-    """Settings of all tasks, as [experiment=cpu_popgym]; null: none."""
+    """Settings of all tasks, as [env=popgym]; null: none."""
     tasks: list[Text] | None = None
     """Names of its tasks; null: all."""
     cpu_s: list[PositiveFloat] | None = None

@@ -120,6 +120,11 @@ class TrainSchedule(ReplaySchedule):
     if a tenth of the budget is spent."""
     steps_per_iteration: Count
     """Environment steps, over all environments, that are collected before updates are made."""
+    # Runs of earlier versions do not have it.
+    batch_timesteps: Count | None = None
+    """Timesteps that a batch has on average at most, by the mean length of the episodes so far:
+    with longer episodes, it has fewer trajectories than batch_size, but at least two; null: no
+    limit."""
     updates_per_step: Annotated[float, Bounds(least=0, most=1000)]
     """Gradient updates per environment step after learning has started; the largest number with
     regulator."""
@@ -194,11 +199,16 @@ class AgentSettings(Section):
     """Parts of the agent."""
 
     # PPO takes a discount factor of 1.
-    gammas: Annotated[
-        list[Annotated[float, Bounds(above=0, most=1)]],
-        Rule("a list of at least one number above 0 and of at most 1", bool),
-    ]
-    """Discount factors; each has its own policy and values, and the last one acts."""
+    gammas: (
+        Literal["auto"]
+        | Annotated[
+            list[Annotated[float, Bounds(above=0, most=1)]],
+            Rule("a list of at least one number above 0 and of at most 1", bool),
+        ]
+    )
+    """Discount factors; each has its own policy and values, and the last one acts. auto: 0.1 and
+    four whose effective horizons 1 / (1 - gamma) are spaced geometrically from 10 steps to three
+    times the longest episode of env, or to 300 if episodes have no limit."""
     multi_gamma: bool
     """Learn for all discount factors; false: for the last one only."""
     probability_floor: Annotated[float, Bounds(least=0, below=1)]
@@ -219,11 +229,16 @@ class AgentSettings(Section):
 class OffPolicyAgent(AgentSettings):
     """Agent whose loss bootstraps from its own values, which diverge without discounting."""
 
-    gammas: Annotated[
-        list[Annotated[float, Bounds(above=0, below=1)]],
-        Rule("a list of at least one number above 0 and below 1", bool),
-    ]
-    """Discount factors; each has its own policy and values, and the last one acts."""
+    gammas: (
+        Literal["auto"]
+        | Annotated[
+            list[Annotated[float, Bounds(above=0, below=1)]],
+            Rule("a list of at least one number above 0 and below 1", bool),
+        ]
+    )
+    """Discount factors; each has its own policy and values, and the last one acts. auto: 0.1 and
+    four whose effective horizons 1 / (1 - gamma) are spaced geometrically from 10 steps to three
+    times the longest episode of env, or to 300 if episodes have no limit."""
 
 
 class DataSettings(Section):

@@ -37,7 +37,6 @@ from yamame.collectors.entries import lacking
 from yamame.collectors.throughput import Throughput
 from yamame.collectors.worker import BlockResult, RolloutWorker, WorkerConfig, pack, unpack
 from yamame.execution.precision import Precision, check_precision
-from yamame.exploration import Exploration
 from yamame.system.messages import OutsideError, described, one_line, print_stderr
 from yamame.system.signals import blocked, received, restoring_handlers
 
@@ -357,15 +356,13 @@ class RayCollector:
     def _request(self, index: int) -> None:
         """Request a block from an actor."""
         num_steps = self._block_steps * self._num_envs[index]
-        spent = None
-        if isinstance(self.exploration, Exploration):
-            spent = float(self.exploration.spent)
+        spent = getattr(self.exploration, "spent", None)
         block = self._actors[index].handle.play.remote(
             num_steps,
             self._version,
             [self._weights],
             self._num_steps,
-            spent,
+            None if spent is None else float(spent),
         )
         self._requested[block] = index
 

@@ -47,12 +47,18 @@ class StepEntries:
 
     def select(self, step: TensorDictBase) -> Block:
         """Return the entries of a step ``[N]``, including all of the next observation."""
+        # Iteration over a TensorDict is cheaper than one look-up after the other.
+        present = dict(step.items())
+        next_timestep = present["next"]
         entries: Block = {}
         for key in (*self._observed, "action"):
-            entries[key] = step.get(key)
-        next_timestep = step.get("next")
+            entries[key] = present[key] if isinstance(key, str) else step.get(key)
+        next_present = dict(next_timestep.items())
         for key, key_in_step in self._next_keys.items():
-            value = next_timestep.get(key, None)
+            if isinstance(key, str):
+                value = next_present.get(key)
+            else:
+                value = next_timestep.get(key, None)
             if value is not None:
                 entries[key_in_step] = value
         return entries

@@ -154,8 +154,9 @@ class RolloutWorker:
         if exploration is not None and num_steps_before > self._num_steps_counted:
             exploration.step(num_steps_before - self._num_steps_counted)
             self._num_steps_counted = num_steps_before
-        if exploration is not None and spent is not None:
-            exploration.set_spent(spent)
+        set_spent = getattr(exploration, "set_spent", None)
+        if set_spent is not None and spent is not None:
+            set_spent(spent)
         episodes = collector.collect(num_steps)
         self._num_steps_counted += episodes.num_steps
 

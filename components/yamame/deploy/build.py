@@ -13,6 +13,7 @@ import torch
 
 from yamame.agent import InContextAgent
 from yamame.agent.assembly import KEYS, agent_arguments
+from yamame.agent.discounts import discount_horizon
 from yamame.checks import SettingError, UsageError, at_key, require_setting
 from yamame.deploy.interface import STRANGE, Interface
 from yamame.files.building import build_node
@@ -76,7 +77,8 @@ def build_agent(
     specs = interface.observation_spec, interface.action_spec
     try:
         loss = locate(sections["agent"]["loss"]["_target_"], "agent.loss", prefixes)
-        arguments = agent_arguments(sections, build, loss=loss)
+        horizon = discount_horizon(interface.observation_spec)
+        arguments = agent_arguments(sections, build, loss=loss, horizon=horizon)
         with at_key("agent", KEYS):
             return InContextAgent(*specs, **arguments).eval()
     except UsageError:

@@ -11,6 +11,7 @@ from typing import Any
 from torchrl.data import Composite, TensorSpec
 
 from yamame.agent.assembly import learned_gammas
+from yamame.agent.discounts import discount_horizon
 from yamame.deploy.interface import dotted, dtype_name
 from yamame.deploy.saved import SavedAgent
 from yamame.keys import CONTEXT, RELABELLING
@@ -78,12 +79,14 @@ def _facts(saved: SavedAgent) -> dict[str, str]:
     config = saved.config
     about = saved.about
     trials = config.get("trials")
+    horizon = discount_horizon(saved.interface.observation_spec)
+    gammas = learned_gammas(config, horizon)
     num_parameters = sum(value.numel() for value in saved.weights.values())
     facts = {
         "environment": described(config.get("env")),
         "trials": described(trials) if trials else "one per episode",
         "memory": described(config["encoder"]),
-        "discount factors": ", ".join(map(str, learned_gammas(config))),
+        "discount factors": ", ".join(map(str, gammas)),
         "horizon": format_value(saved.interface.horizon),
         "seed of training": format_value(config.get("seed")),
         "steps of training": format_value(about.get("step")),

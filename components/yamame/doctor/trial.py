@@ -343,7 +343,14 @@ def _updates(watch: Stopwatch, cfg: AnyConfig, env_steps: float) -> int:
     """Return the number of updates that the schedule makes in so many steps."""
     schedule = cfg.schedule
     learned_steps = max(0.0, env_steps - _start(watch, cfg, env_steps))
-    return int(learned_steps * schedule.updates_per_step) + int(schedule.offline_updates)
+    return int(learned_steps * _updates_per_step(cfg)) + int(schedule.offline_updates)
+
+
+def _updates_per_step(cfg: AnyConfig) -> float:
+    """Return the number of updates per step, with the first factor of a regulator."""
+    # Which factor a regulator will choose is not known before it has observed anything.
+    first = select(cfg, "schedule.regulator.first")
+    return float(cfg.schedule.updates_per_step) * (1.0 if first is None else float(first))
 
 
 def _steps_of(watch: Stopwatch, cfg: AnyConfig, updates: float | None) -> float:
@@ -356,5 +363,5 @@ def _steps_of(watch: Stopwatch, cfg: AnyConfig, updates: float | None) -> float:
         return 0.0
     if schedule.updates_per_step == 0:
         return math.inf
-    online_steps = online / schedule.updates_per_step
+    online_steps = online / _updates_per_step(cfg)
     return _start(watch, cfg, online_steps) + online_steps

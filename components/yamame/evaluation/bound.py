@@ -4,12 +4,12 @@ import warnings
 
 from torchrl.envs import EnvBase
 
+from yamame.transforms.context import episode_limit
+
 PATIENCE = 10_000
 """Steps without any end of an episode after which episodes count as endless."""
 _FACTOR = 10
 """Multiple of the last step at which an episode ended that an evaluation waits for the others."""
-_UNLIMITED = 2**31
-"""Steps from which the bound of a spec is that of its dtype."""
 
 
 class EndlessEpisodes(UserWarning):
@@ -18,11 +18,7 @@ class EndlessEpisodes(UserWarning):
 
 def declared_limit(env: EnvBase) -> int | None:
     """Return the steps of the longest episode; None if the environment declares no limit."""
-    if "step_index" not in env.observation_spec.keys():
-        return None
-    bound = getattr(env.observation_spec["step_index"].space, "high", None)
-    steps = None if bound is None else int(bound.max())
-    return None if steps is None or steps >= _UNLIMITED else steps
+    return episode_limit(env.observation_spec)
 
 
 class StepLimit:

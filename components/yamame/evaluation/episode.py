@@ -110,6 +110,7 @@ def render_video(
     *,
     num_episodes: int = 1,
     max_frames: int = 1000,
+    enough_frames: int | None = None,
     greedy: bool = False,
     seed: int = 0,
 ) -> npt.NDArray[np.uint8]:
@@ -120,6 +121,7 @@ def render_video(
         env: Environment with ``render()``, which returns ``[H, W, 3]`` uint8.
         num_episodes: Number of episodes. They are complete unless ``max_frames`` cuts the last one.
         max_frames: Largest number of frames.
+        enough_frames: Number of frames after which no further episode begins; None: no such number.
 
     Returns:
         ``[T, H, W, 3]`` uint8.
@@ -138,7 +140,10 @@ def render_video(
             acted = act(copied, timestep, env.action_key)
             step, timestep = env.step_and_maybe_reset(acted)
             # Only the first env is drawn, so only its episodes count.
-            num_episodes -= int(step["next", "done"].reshape(-1)[0])
+            if bool(step["next", "done"].reshape(-1)[0]):
+                num_episodes -= 1
+                if enough_frames is not None and len(frames) >= enough_frames:
+                    break
     return np.stack(frames)
 
 

@@ -23,7 +23,7 @@ from torchrl.data import Categorical, TensorSpec
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from yamame.actions import ActionSpace
-from yamame.checks import Bounds, PositiveInt, check_bounds, require
+from yamame.checks import ArgumentError, Bounds, PositiveInt, check_bounds, require
 
 Share = Annotated[float, Bounds(above=0, most=1)]
 """Share of a budget."""
@@ -135,14 +135,17 @@ class Exploration(TensorDictModuleBase):
         self.num_env_steps = tensors["num_env_steps"]
         self.spent = tensors["spent"]
 
+    def progress(self) -> Tensor:
+        """Return the share of the schedule that has passed, at most 1, a scalar tensor."""
+        if self.anneal_steps is None:
+            share = self.spent / self.anneal_share
+        else:
+            share = self.num_env_steps / self.anneal_steps
+        return share.clamp(max=1.0)
+
     def anneal(self, start: float, end: float) -> Tensor:
         """Return the present value of a linear schedule, a scalar tensor."""
-        if self.anneal_steps is None:
-            progress = self.spent / self.anneal_share
-        else:
-            progress = self.num_env_steps / self.anneal_steps
-        progress = progress.clamp(max=1.0)
-        return start + progress * (end - start)
+        return start + self.progress() * (end - start)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replace the action by the one to execute, and return ``tensordict``."""
@@ -157,8 +160,9 @@ class Exploration(TensorDictModuleBase):
 
     def _get(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
         value = tensordict.get(key, None)
-        keys = sorted(map(str, tensordict.keys()))
-        require(type(self).__name__, "tensordict", keys, value is not None, f"hold {key!r}")
+        if value is None:
+            keys = sorted(map(str, tensordict.keys()))
+            raise ArgumentError(type(self).__name__, "tensordict", keys, f"hold {key!r}")
         return value
 
 

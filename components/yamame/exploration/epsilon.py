@@ -11,6 +11,7 @@ from torchrl.data import TensorSpec
 
 from yamame.actions import ActionSpace
 from yamame.checks import PositiveInt, check_bounds, require
+from yamame.execution.capturing import Constant
 from yamame.exploration.base import Exploration, Share
 
 
@@ -149,13 +150,23 @@ class BilevelEpsilon(Exploration):
         self.start = float(start[0]), float(start[1])
         self.end = float(end[0]), float(end[1])
         self.randomize = randomize
+        # Both bounds at once.
+        first = torch.tensor([self.start[0], self.end[0]], device="cpu")
+        change = torch.tensor(
+            [self.start[1] - self.start[0], self.end[1] - self.end[0]], device="cpu"
+        )
+        self._first = Constant(first)
+        self._change = Constant(change)
         self._multiplier: Tensor | None = None
         if randomize:
             self.in_keys = [*self.in_keys, "is_init"]
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """Return the current epsilon at the start and at the end of an episode, without u."""
-        return self.anneal(*self.start), self.anneal(*self.end)
+        device = self.num_env_steps.device
+        bounds = self._first.on(device) + self.progress() * self._change.on(device)
+        begin, finish = bounds.unbind()
+        return begin, finish
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
         """Return epsilon of every env ``[N]``; draw u of the envs that start an episode."""
@@ -163,7 +174,9 @@ class BilevelEpsilon(Exploration):
         begin, finish = self.bounds()
         begin = begin.to(device)
         finish = finish.to(device)
-        time = tensordict.get("time", begin.new_zeros(tensordict.batch_size))
+        time = tensordict.get("time", None)
+        if time is None:
+            time = begin.new_zeros(tensordict.batch_size)
         time = time.reshape(tensordict.batch_size).clamp(0.0, 1.0)
         epsilon = begin + (finish - begin) * time
         if not self.randomize:

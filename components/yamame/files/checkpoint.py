@@ -62,6 +62,7 @@ _COMPONENTS = {
         "saved_at?": Real,
         "saved_share?": Real,
         "episodes?": Real,
+        "episode_steps?": Real,
         "learning_began?": Real | None,
         "updates_allowed?": Real,
         "observed_updates?": Real,
@@ -135,8 +136,16 @@ class Checkpointer:
         require_at_least("Checkpointer", 1, keep_last=keep_last)
         self.directory = Path(directory)
         self.keep_last = keep_last
-        self.config = encode(config or {}, "config")
+        self.set_config(config or {})
         self._metrics: dict[Path, float | None] = {}
+
+    def set_config(self, config: Mapping[str, Any]) -> None:
+        """Replace the configuration that is stored in every checkpoint.
+
+        Args:
+            config: Plain nested dictionary.
+        """
+        self.config = encode(config, "config")
 
     @property
     def last(self) -> Path | None:

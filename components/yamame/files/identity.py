@@ -11,9 +11,13 @@ from yamame.files.config import flatten
 
 BOOKKEEPING = (
     *("run", "resume", "checkpoint", "replay.keep", "expected", "trust"),
-    *("hydra", "launcher", "sweeper", "logger", "callbacks"),
+    *("hydra", "launcher", "sweeper", "logger", "callbacks", "given"),
 )
-"""Settings of storage, logging and trust. No computed number depends on them."""
+"""Settings of storage, logging and trust. No computed number depends on them.
+
+``given`` has the values of settings as they were composed, where the configuration itself has what
+was made of them (`computed`).
+"""
 LENGTH = ("budget",)
 """Settings of the end of a run."""
 REPETITION = ("seed",)
@@ -45,6 +49,7 @@ ADDED = {
     "schedule.anneal_lr_from": None,
     "schedule.learning_starts_episodes": 0,
     "schedule.regulator": None,
+    "schedule.batch_timesteps": None,
     "replay.held_out": 16,
     "exploration.anneal": 0.25,
     "timestep_encoder.images": "bytes",
@@ -106,6 +111,27 @@ def complete_timestep_encoder(config: Mapping[str, Any]) -> dict[str, Any]:
         images = added(config)["timestep_encoder.images"]
         completed["timestep_encoder"] = {"images": images, **node}
     return completed
+
+
+def computed(config: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Return a configuration with the value that was computed for a setting.
+
+    The composed value is kept below ``given``, so that a resumed run, whose configuration is
+    composed again, is not mistaken for a different one.
+
+    Args:
+        config: Configuration in plain data.
+        key: Dotted key of the setting, in a section.
+        value: Computed value.
+
+    >>> computed({"agent": {"gammas": "auto"}}, "agent.gammas", [0.9])
+    {'agent': {'gammas': [0.9]}, 'given': {'agent': {'gammas': 'auto'}}}
+    """
+    section, _, name = key.partition(".")
+    former = config[section][name]
+    given = dict(config.get("given") or {})
+    given[section] = {**given.get(section, {}), name: former}
+    return {**config, section: {**config[section], name: value}, "given": given}
 
 
 def is_one_of(key: str, names: Sequence[str]) -> bool:
@@ -177,6 +203,9 @@ def differing(
     >>> saved = {"seed": 1, "run": {"name": "a"}}
     >>> differing(saved, {"seed": 2, "run": {}}, but_for=may_change_on_resume)
     ['seed: 1 -> 2']
+    >>> before = computed({"agent": {"gammas": "auto"}}, "agent.gammas", [0.9])
+    >>> differing(before, {"agent": {"gammas": "auto"}}, but_for=may_change_on_resume)
+    []
     >>> packing = {"_target_": "yamame.replay.SequencePacking", "row_multiple": 1}
     >>> differing({"packing": packing}, {"packing": None}, but_for=may_change_on_resume)
     []
@@ -188,10 +217,14 @@ def differing(
     for key, value in added(saved).items():
         # A part that is None has no settings, so none of them was added to it.
         is_part_none = key.rpartition(".")[0] in all_before
-        # A part that earlier versions lacked altogether, whose settings stand below its key.
-        is_given = key in all_after or f"{key}._target_" in all_after
-        if is_given and not is_part_none:
+        # The settings of a part that is a class stand below its key.
+        target = f"{key}._target_"
+        is_given = key in all_after or target in all_after
+        if is_given and target not in all_before and not is_part_none:
             all_before.setdefault(key, value)
+    for key, value in flatten(saved.get("given") or {}).items():
+        if all_after.get(key) == value:
+            all_before[key] = value
     before = _with_whole_parts(all_before, all_after)
     after = _with_whole_parts(all_after, all_before)
 
@@ -254,13 +287,16 @@ def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     overrides = []
     for text in others:
         key = text.partition(":")[0]
-        if key not in former:
+        if key not in former or f"{key}._target_" in former:
             continue
         value = former[key]
         if value is None:
             overrides.append(f"{key}=null")
         elif isinstance(value, str | int | float):
             overrides.append(f"{key}={value}")
+        elif isinstance(value, list) and all(isinstance(item, int | float) for item in value):
+            # Quoted, because brackets are patterns in some shells.
+            overrides.append(f"'{key}=[{','.join(map(str, value))}]'")
     if overrides:
         remedies.append(" ".join(overrides))
     remedies.append("or another run.name")

@@ -45,7 +45,7 @@ class StateActionCritic(nn.Module):
         *,
         num_actions: PositiveInt,
         num_gammas: PositiveInt,
-        num_critics: PositiveInt = 4,
+        num_critics: PositiveInt = 2,
         num_outputs: PositiveInt = 1,
         hidden_size: PositiveInt = 128,
         num_layers: NumLayers = 2,
@@ -101,7 +101,7 @@ class ActionInputCritic(nn.Module):
         *,
         action_size: PositiveInt,
         gammas: Sequence[float],
-        num_critics: PositiveInt = 4,
+        num_critics: PositiveInt = 2,
         num_outputs: PositiveInt = 1,
         hidden_size: PositiveInt = 128,
         num_layers: NumLayers = 2,
@@ -135,9 +135,10 @@ class ActionInputCritic(nn.Module):
         clipped = action.clamp(-_ACTION_LIMIT, _ACTION_LIMIT)
         action = action + (clipped - action).detach()
         leading = action.shape[:-1]  # [*, G]
-        context = context.unsqueeze(-2).expand(*leading, context.shape[-1])
         feature = self.gamma_feature.to(action.dtype).expand(*leading, 1)
-        values = self.ensemble(torch.cat((context, feature, action), -1))  # [*, G, C, O]
+        inputs = torch.cat((feature, action), -1)  # [*, G, 1 + A]
+        # All discounts and samples share the context, most of the first layer's input.
+        values = self.ensemble(inputs, shared=context.unsqueeze(-2))  # [*, G, C, O]
         return values.transpose(-2, -3)
 
 
@@ -147,7 +148,7 @@ def make_critic(
     *,
     action_space: ActionSpace,
     gammas: Sequence[float],
-    num_critics: NonNegativeInt = 4,
+    num_critics: NonNegativeInt = 2,
     num_outputs: PositiveInt = 1,
     hidden_size: PositiveInt = 128,
     num_layers: NumLayers = 2,

@@ -1,7 +1,7 @@
 """Several perceptrons as one module with batched weights: one product per layer for all members."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import ClassVar
 
@@ -31,8 +31,33 @@ class EnsembleLinear(nn.Module):
         """Map one input per member, ``[C, N, in]``, to ``[C, N, out]``."""
         return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
 
+    def forward_shared(self, shared: Tensor, x: Tensor) -> Tensor:
+        """Map the concatenation of two inputs, of which the first is common to many rows.
 
-def full_precision_output(layers: nn.Sequential, x: Tensor) -> Tensor:
+        Its product is computed once, not for each of these rows.
+
+        Args:
+            shared: First columns of the input, ``[*, in - n]``; broadcasts to the rows of ``x``.
+            x: Last columns of the input, ``[*, n]``, the same for all members.
+
+        Returns:
+            ``[C, *, out]``.
+        """
+        num_members, out_features, _ = self.weight.shape
+        sizes = [shared.shape[-1], x.shape[-1]]
+        shared_weight, weight = self.weight.split(sizes, -1)
+        rows = x.reshape(-1, sizes[1]).expand(num_members, -1, -1)
+        shared_rows = shared.reshape(-1, sizes[0]).expand(num_members, -1, -1)
+
+        product = torch.baddbmm(self.bias.unsqueeze(1), rows, weight.mT)
+        product = product.view(num_members, *x.shape[:-1], out_features)
+        shared_product = torch.bmm(shared_rows, shared_weight.mT)
+        missing = [1] * (x.ndim - shared.ndim)
+        shape = (num_members, *missing, *shared.shape[:-1], out_features)
+        return product + shared_product.view(shape)
+
+
+def full_precision_output(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
     """Apply layers, the last one in float32 also under autocast."""
     *hidden, last = layers
     for layer in hidden:
@@ -83,9 +108,26 @@ class EnsembleMLP(nn.Module):
             layers.append(nn.LeakyReLU(inplace=True))
         self.layers = nn.Sequential(*layers[:-1])
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map one input ``[*, in]`` for all members to ``[*, C, out]``, float32 under autocast."""
-        flat = x.reshape(-1, x.shape[-1])
-        per_member = flat.expand(self.num_members, *flat.shape)
-        out = full_precision_output(self.layers, per_member)  # [C, N, out]
+    def forward(self, x: Tensor, shared: Tensor | None = None) -> Tensor:
+        """Map one input for all members.
+
+        Args:
+            x: ``[*, in]``; with ``shared`` only the last columns of the input.
+            shared: First columns of the input, where many rows have them in common. Broadcasts to
+                the rows of ``x``.
+
+        Returns:
+            ``[*, C, out]``, float32 under autocast.
+        """
+        layers = list(self.layers)
+        if shared is None:
+            flat = x.reshape(-1, x.shape[-1])
+            hidden = flat.expand(self.num_members, *flat.shape)
+        else:
+            first, activation, *layers = layers
+            assert isinstance(first, EnsembleLinear)
+            # Activated before it is flattened: in place, a view would be copied in the backward
+            # pass.
+            hidden = activation(first.forward_shared(shared, x)).flatten(1, -2)
+        out = full_precision_output(layers, hidden)  # [C, N, out]
         return out.view(self.num_members, *x.shape[:-1], out.shape[-1]).movedim(0, -2)

@@ -155,7 +155,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         n_step: PositiveInt = 1,
         num_action_samples: PositiveInt = 1,
         discrete_gradient: DiscreteGradient = "expectation",
-        target_tau: float = 0.005,
+        target_tau: float = 0.02,
     ) -> None:
         super().__init__(
             encoder, actor, critic, action_space=action_space, gammas=gammas, target_tau=target_tau

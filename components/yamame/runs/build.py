@@ -18,6 +18,7 @@ from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 from yamame import distributed
 from yamame.agent import InContextAgent, InContextPolicy
 from yamame.agent.assembly import KEYS, agent_arguments
+from yamame.agent.discounts import discount_horizon
 from yamame.checks import ArgumentError, BuildError, at_key, require_setting
 from yamame.cli.nodes import instantiate, plain, select, target_of, with_changes
 from yamame.cli.sections import AnyConfig
@@ -122,7 +123,10 @@ def build_agent(cfg: AnyConfig, env: EnvBase, *, is_new: bool = True) -> InConte
     """
     specs = env.observation_spec, env.full_action_spec["action"]
     loss = target_of(cfg.agent.loss)
-    arguments = agent_arguments(cfg, lambda section, key: instantiate(section), loss=loss)
+    horizon = discount_horizon(env.observation_spec)
+    arguments = agent_arguments(
+        cfg, lambda section, key: instantiate(section), loss=loss, horizon=horizon
+    )
     lines = warnings_as_lines(FlattenedWarning, prints=is_new and distributed.is_rank0())
     with at_key("agent", KEYS), lines:
         agent = InContextAgent(*specs, **arguments)
@@ -412,8 +416,9 @@ def build_replay(
     # The name of a run may have changed since it began; the checkpoint has the former one.
     given["owner"] = None if resume else owner
     is_mixed = select(cfg, "data.source") is not None
-    if is_mixed:
-        given["batch_size"] = None  # the share of replay differs from batch to batch
+    follows_lengths = select(cfg, "schedule.batch_timesteps") is not None
+    if is_mixed or follows_lengths:
+        given["batch_size"] = None  # it differs from batch to batch
     else:
         given["batch_size"] = distributed.shard(cfg.schedule.batch_size, "schedule.batch_size")
     if "held_out" in cfg.replay and select(cfg, "schedule.regulator") is None:

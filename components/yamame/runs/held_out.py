@@ -17,6 +17,10 @@ from yamame.system import signals
 from yamame.system.messages import OutsideError, print_stderr, warnings_as_lines
 
 _VIDEO_EPISODES = 4
+_ENOUGH_FRAMES = 50
+"""Frames of a video after which no further episode begins: short episodes are shown several of,
+long ones only once.
+"""
 
 
 def held_out_env(cfg: AnyConfig) -> EnvBase:
@@ -79,6 +83,7 @@ def render_held_out(cfg: AnyConfig, policy: InContextPolicy) -> NDArray | None:
                 env,
                 num_episodes=_VIDEO_EPISODES,
                 max_frames=evaluation.video_frames,
+                enough_frames=_ENOUGH_FRAMES,
                 greedy=evaluation.greedy,
                 seed=evaluation.seed,
             )

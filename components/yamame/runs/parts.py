@@ -4,7 +4,6 @@ In a run of several processes (`yamame.distributed`), each process gets its shar
 environments, the batch and the replay capacity, and a seed of its own.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ from yamame.cli.nodes import instantiate
 from yamame.collectors import Collector
 from yamame.runs import build
 from yamame.runs.checks import check_regulation
+from yamame.runs.discounts import with_gammas
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
-from yamame.runs.schedules import annealing
+from yamame.runs.schedules import annealing, batch_size
 from yamame.training import Learner, Prefetcher
 from yamame.training.seeding import seed_everything
 
@@ -48,8 +48,9 @@ def build_envs(run: Run) -> tuple[EnvBase, EnvBase]:
 
 def build_agent_and_learner(run: Run, env: EnvBase) -> tuple[InContextAgent, Learner]:
     """Build an agent for an environment, equal in all processes, and its learner."""
-    agent = distributed.broadcast_parameters(build.build_agent(run.cfg, env))
-    return agent, build.build_learner(run.cfg, agent, guard=run.guard, fall=annealing(run))
+    cfg = with_gammas(run, env)
+    agent = distributed.broadcast_parameters(build.build_agent(cfg, env))
+    return agent, build.build_learner(cfg, agent, guard=run.guard, fall=annealing(run))
 
 
 def build_replay(run: Run, env: EnvBase) -> tuple[Any, Any]:
@@ -78,8 +79,12 @@ def replay_folder(run: Run) -> Path:
 
 def build_batches(run: Run, source: Any) -> Prefetcher:
     """Build the prefetcher, which samples batches and moves them to the learner's device."""
-    batch_size = distributed.shard(run.cfg.schedule.batch_size, "schedule.batch_size")
-    return Prefetcher(partial(source.sample, batch_size), run.cfg.device)
+
+    def sample() -> TensorDictBase:
+        batch: TensorDictBase = source.sample(batch_size(run))
+        return batch
+
+    return Prefetcher(sample, run.cfg.device)
 
 
 def build_collector(run: Run, env: EnvBase, agent: InContextAgent, replay: Any) -> Collector:

@@ -7,6 +7,7 @@ from yamame import distributed
 from yamame.collectors import Collector
 from yamame.runs.run import Run
 from yamame.runs.schedules import (
+    batch_size,
     begin_learning,
     spent_share,
     steps_of_learning,
@@ -84,11 +85,10 @@ def regulate(run: Run, learner: Learner, replay: Any) -> None:
 
     progress.observed_updates = progress.updates
     progress.observed_steps = progress.env_steps
-    batch_size = distributed.shard(run.cfg.schedule.batch_size, "schedule.batch_size")
     losses = []
     for sample in (replay.sample, replay.sample_held_out):
         # Nothing was fetched in advance: no draw of an update comes before these.
-        batch = Prefetcher(partial(sample, batch_size), run.cfg.device).take()
+        batch = Prefetcher(partial(sample, batch_size(run)), run.cfg.device).take()
         metrics = learner.evaluate(batch)
         losses.append(float(metrics.get("loss_critic", metrics["loss"])))
     with warnings_as_lines(UserWarning, prints=distributed.is_rank0()):

@@ -13,6 +13,8 @@ from yamame.runs.state import RunState
 from yamame.system.messages import print_stderr
 from yamame.training.learner import falling_share, learning_rate_share
 
+_FEWEST_TRAJECTORIES = 2
+"""Trajectories of a batch, however long they are, for an average over more than one episode."""
 LATEST_START = 0.1
 """Share of the budget after which learning starts with fewer episodes than it should have."""
 
@@ -78,6 +80,27 @@ def pace_metrics(run: RunState) -> dict[str, float]:
     if ratio is not None:
         metrics["train/overfitting"] = float(ratio)
     return metrics
+
+
+def batch_size(run: RunState) -> int:
+    """Return the number of trajectories in a batch of this process.
+
+    It depends on the counters of all processes, so that all have batches of one size, and a resumed
+    run those of one that was never stopped.
+    """
+    schedule, progress = run.cfg.schedule, run.progress
+    size = int(schedule.batch_size)
+    most_timesteps = select(schedule, "batch_timesteps")
+    if most_timesteps is not None and progress.episodes > 0:
+        length = progress.episode_steps / progress.episodes
+        window = select(run.cfg, "window.length")
+        if window is not None:
+            length = min(length, window)
+        size = min(size, max(_FEWEST_TRAJECTORIES, round(most_timesteps / length)))
+        # A multiple of the number of processes, none of which goes without.
+        world_size = distributed.world_size()
+        size = max(1, size // world_size) * world_size
+    return distributed.shard(size, "schedule.batch_size")
 
 
 def annealing(run: RunState) -> Callable[[int], float] | None:

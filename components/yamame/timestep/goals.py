@@ -13,9 +13,13 @@ from torch import Tensor, nn
 from torchrl.modules import MLP
 
 from yamame.checks import PositiveInt, check_bounds, require
+from yamame.execution.capturing import Constant
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD, GOAL_TOLERANCE, view
 from yamame.normalization import RunningNormalizer
 from yamame.timestep.tokens import TokenSequence
+
+_SPECIAL = Constant(torch.tensor([GOAL_COMPLETED, GOAL_PAD], device="cpu"))
+"""Values of slots that hold no goal."""
 
 
 class GoalEncoder(nn.Module):
@@ -107,15 +111,17 @@ class MLPGoalEncoder(GoalEncoder):
     def forward(self, goal: Tensor, mask: Tensor | None = None) -> Tensor:
         """Embed ``goal`` ``[*, K, d]``; ``mask`` ``[*]`` bool marks real timesteps."""
         goal = self.visible(goal)
-        is_completed = (goal == GOAL_COMPLETED).all(-1, keepdim=True)
-        is_unused = (goal == GOAL_PAD).all(-1, keepdim=True)
-        is_goal = ~(is_completed | is_unused)
-        # Special values must not distort the statistics, nor must padding.
-        is_counted = is_goal.squeeze(-1)
-        if mask is not None:
-            is_counted = is_counted & mask.unsqueeze(-1)
-        values = torch.where(is_goal, self.normalizer(goal, is_counted), 0.0)
-        flags = torch.cat([is_completed, is_unused], dim=-1).to(values.dtype)
+        special = _SPECIAL.on(goal.device)
+        flags = (goal.unsqueeze(-1) == special).all(-2)  # [*, K, 2], completed and unused
+        is_special = flags.any(-1)  # [*, K]
+        is_counted = None
+        if self.training:
+            # Special values must not distort the statistics, nor must padding.
+            is_counted = ~is_special
+            if mask is not None:
+                is_counted = is_counted & mask.unsqueeze(-1)
+        values = self.normalizer(goal, is_counted)
+        values = values.masked_fill(is_special.unsqueeze(-1), 0.0)
         slots = torch.cat([values, flags], dim=-1)  # [*, K, d + 2]
         return self.norm(self.mlp(slots.flatten(-2)))
 

@@ -144,9 +144,12 @@ class MLPTimestepEncoder(TensorDictModuleBase):
         """Return an input as float32 ``[*B, size]``."""
         value = self._get(tensordict, key)
         size = self.in_sizes[key]
-        if value.shape[tensordict.batch_dims :].numel() != size:
-            self._refuse_shape(tensordict, key, value, f"hold {size} numbers per timestep")
-        return value.reshape(*tensordict.batch_size, size).to(torch.float32)
+        batch_size = tensordict.batch_size
+        if value.shape != (*batch_size, size):
+            if value.shape[len(batch_size) :].numel() != size:
+                self._refuse_shape(tensordict, key, value, f"hold {size} numbers per timestep")
+            value = value.reshape(*batch_size, size)
+        return value.to(torch.float32)
 
     def _embedding(self, tensordict: TensorDictBase, key: NestedKey, encoder: nn.Module) -> Tensor:
         """Return the embedding ``[*B, E_key]`` of an input."""

@@ -28,6 +28,7 @@ class Progress:
         saved_at: `step` of the last checkpoint.
         saved_share: Spent share of the budget at the last checkpoint.
         episodes: Episodes of training that have ended, without those that were dropped.
+        episode_steps: Steps of these episodes.
         learning_began: ``env_steps`` from which updates are counted; None before learning begins.
         updates_allowed: Updates that the steps since then allow, if their number is regulated.
         observed_updates: ``updates`` when overfitting was last observed.
@@ -60,6 +61,7 @@ class Progress:
         self.saved_at = 0
         self.saved_share = 0.0
         self.episodes = 0
+        self.episode_steps = 0
         self.learning_began: int | None = None
         self.updates_allowed = 0.0
         self.observed_updates = 0
@@ -92,6 +94,7 @@ class Progress:
         """Add the steps and outcomes of `yamame.collectors.Episodes`."""
         self.env_steps += episodes.num_steps
         self.episodes += len(episodes.lengths)
+        self.episode_steps += int(episodes.lengths.sum())
         self.aborted += episodes.num_aborted
         if episodes.success is None:
             self.outcome_name = "return"
@@ -136,6 +139,7 @@ class Progress:
             "saved_at": self.saved_at,
             "saved_share": self.saved_share,
             "episodes": self.episodes,
+            "episode_steps": self.episode_steps,
             "learning_began": self.learning_began,
             "updates_allowed": self.updates_allowed,
             "observed_updates": self.observed_updates,
@@ -162,6 +166,7 @@ class Progress:
         self.saved_at = state.get("saved_at", self.saved_at)
         self.saved_share = state.get("saved_share", self.saved_share)
         self.episodes = state.get("episodes", self.episodes)
+        self.episode_steps = state.get("episode_steps", self.episode_steps)
         self.learning_began = state.get("learning_began", self.learning_began)
         self.updates_allowed = state.get("updates_allowed", self.updates_allowed)
         self.observed_updates = state.get("observed_updates", self.observed_updates)

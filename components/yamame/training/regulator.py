@@ -50,7 +50,7 @@ class OverfittingRegulator:
         *,
         target: PositiveFloat = 1.2,
         least: Share = 0.05,
-        first: Share = 0.4,
+        first: Share = 0.5,
         gain: NonNegativeFloat = 0.7,
         recovery: NonNegativeFloat = 0.3,
         floor: NonNegativeFloat = 0.2,

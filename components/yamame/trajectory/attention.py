@@ -105,7 +105,8 @@ def dot_product(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None) -> Tens
         q: ``[B, H, Lq, d]``.
         k: ``[B, H, Lk, d]``.
         v: ``[B, H, Lk, d]``.
-        mask: Bool, broadcasts to ``[B, H, Lq, Lk]``: visible keys.
+        mask: Broadcasts to ``[B, H, Lq, Lk]``: visible keys as bool, or numbers that are added to
+            the products (minus infinity hides a key).
 
     Returns:
         ``[B, H, Lq, d]``; float32 under autocast on a CPU.
@@ -117,6 +118,8 @@ def dot_product(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None) -> Tens
             q = q.float()
             k = k.float()
             v = v.float()
+            if mask is not None and mask.is_floating_point():
+                mask = mask.float()
             return dot_product(q, k, v, mask=mask)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
 

@@ -161,7 +161,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
     ) -> tuple[Tensor, TensorDict]:
         """Encode one timestep of every env.
 
-        A step does not branch on values of tensors and does not change attributes of the module.
+        A step does not change attributes of the module and, while it is captured
+        (`yamame.execution.capturing`), does not branch on values of tensors.
 
         Args:
             x: ``[N, E]``.
@@ -419,21 +420,23 @@ class TrajectoryEncoder(TensorDictModuleBase):
             ValueError: The memory belongs to a different number of envs, and not all of them start
                 afresh.
         """
-        # Normal tensors even under inference mode: a later step outside of it may write into them.
-        with torch.inference_mode(False):
-            self._fit_memory(is_init)
-            if is_init.is_cpu:
-                # Checking the length is free here, so a memory grows as late as possible.
-                self._memory = self.grow(self._memory)
-                self._room = 1
-            elif self._room < 1:
-                self.reserve(_STEPS_AHEAD)
+        memory = self._memory
+        is_other = memory is None or len(memory) != len(is_init) or memory.device != is_init.device
+        if is_other or self._room < 1:
+            # Normal tensors, into which a later step outside of inference mode may write.
+            with torch.inference_mode(False):
+                self._fit_memory(is_init)
+                if is_init.is_cpu:
+                    # Reading the length is cheap here, so a memory grows as late as possible.
+                    self._memory, self._room = self.grow_by(self._memory, 1)
+                elif self._room < 1:
+                    self.reserve(_STEPS_AHEAD)
         self._room -= 1
         return self._memory
 
     def _fit_memory(self, is_init: Tensor) -> None:
         """Start a memory for other envs; move it if it is on a different device."""
-        memory = self.memory
+        memory = self._memory
         num_envs = len(is_init)
         device = is_init.device
         if memory is None:
@@ -454,10 +457,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         self.memory = self.init_memory(num_envs, device=device)
 
     def keep_memory(self, memory: TensorDict) -> None:
-        """Store the memory that a step returned for `ready_memory`.
-
-        Set the attribute ``memory`` to continue from any other memory.
-        """
+        """Store the memory of a step after `ready_memory`; set ``memory`` to any other one."""
         self._memory = memory
 
     def reserve(self, num_steps: int) -> bool:

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn import functional as F
 
+from yamame.execution.capturing import capturing
 from yamame.trajectory.attention import Attend, dot_product
 from yamame.trajectory.base import Device
 
@@ -22,6 +23,8 @@ _FEWEST_SLOTS = 32
 """Slots of a cache after its first growth."""
 _LARGEST_GROWTH = 128
 """Most slots added at once; below it a cache doubles."""
+_READ_MULTIPLE = 16
+"""Attention reads a multiple of this number of slots: its sums then have the order of all slots."""
 
 
 def init_cache(
@@ -98,6 +101,8 @@ class CacheStep:
     Attributes:
         position: ``[N]`` int64, number of timesteps since the start.
         reached: ``[N, 1, 1, S]`` bool, slots that the queries see.
+        bias: ``[N, 1, 1, R]``, 0 for these slots and minus infinity for others; of the dtype of the
+            cache. R is S or, on a CPU, fewer first slots that hold all that any env has reached.
     """
 
     def __init__(
@@ -105,12 +110,13 @@ class CacheStep:
     ) -> None:
         self.keys: Tensor = cache["keys"]
         self.values: Tensor = cache["values"]
-        num_envs, _, _, num_slots, _ = self.keys.shape
+        num_envs, _, num_heads, num_slots, head_size = self.keys.shape
         position = cache["position"].masked_fill(is_init, 0)
 
         slot = position
         last = position
-        if capacity is not None:
+        # A smaller cache has a slot for every position.
+        if capacity is not None and num_slots >= capacity:
             # Past the capacity, positions cycle through the slots after the sinks.
             cycled = sinks + (position - sinks) % (capacity - sinks)
             slot = torch.where(position < capacity, position, cycled)
@@ -119,8 +125,19 @@ class CacheStep:
         index = torch.arange(num_slots, device=position.device)
         reached = index <= last.unsqueeze(1)  # [N, S]
         self.position = position
-        self.slot = slot.view(num_envs, 1, 1, 1)
         self.reached = reached.view(num_envs, 1, 1, num_slots)
+        self._num_read = num_slots
+        if position.is_cpu and not capturing():
+            # Slots that no env has reached take time and change no bit of the result.
+            num_reached = int(last.max()) + 1
+            self._num_read = min(num_slots, -(-num_reached // _READ_MULTIPLE) * _READ_MULTIPLE)
+        # Attention would convert a mask of bool anew in every layer.
+        seen = self.reached[..., : self._num_read]
+        self.bias = self.keys.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+        # The same for all layers: their keys and values, and the slot of every new number.
+        self._keys = self.keys.unbind(1)  # [N, H, S, d]
+        self._values = self.values.unbind(1)
+        self._slot = slot.view(num_envs, 1, 1, 1).expand(num_envs, num_heads, 1, head_size)
 
     def attention(self, layer: int) -> Attend:
         """Return the attention of one layer; calling it also stores the new keys and values."""
@@ -128,7 +145,9 @@ class CacheStep:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.store(layer, k, v)
             q = q.to(keys.dtype)
-            return dot_product(q, keys, values, mask=self.reached)
+            keys = keys[:, :, : self._num_read]
+            values = values[:, :, : self._num_read]
+            return dot_product(q, keys, values, mask=self.bias)
 
         return attend
 
@@ -143,14 +162,13 @@ class CacheStep:
         Returns:
             Keys and values of all slots, ``[N, H, S, d]``.
         """
-        keys = self.keys[:, layer]
-        values = self.values[:, layer]
-        slot = self.slot.expand_as(k)
+        keys = self._keys[layer]
+        values = self._values[layer]
         # NaN and Inf would reach other timesteps even through an attention weight of zero.
         new_keys = k.to(keys.dtype).nan_to_num()
         new_values = v.to(values.dtype).nan_to_num()
-        keys.scatter_(2, slot, new_keys)
-        values.scatter_(2, slot, new_values)
+        keys.scatter_(2, self._slot, new_keys)
+        values.scatter_(2, self._slot, new_values)
         return keys, values
 
     def next_cache(self) -> TensorDict:

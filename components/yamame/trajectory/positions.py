@@ -50,10 +50,11 @@ class Sinusoids(nn.Module):
         low = low_table.on(step_index.device)  # [4096, size]
         high = high_table.on(step_index.device)
         if step_index.is_cpu and not capturing():
-            is_in_table = (step_index >= 0) & (step_index < _ROWS)
-            if bool(is_in_table.all()):
-                return low[step_index]
-            return _sinusoids(step_index, self.size)
+            # Nearly every index is in the table: the lookup itself finds one that is not.
+            try:
+                return F.embedding(step_index, low)
+            except IndexError:
+                return _sinusoids(step_index, self.size)
 
         # index = remainder + 4096 * quotient: the sines of both are in the tables.
         rest = low[step_index % _ROWS]

@@ -91,38 +91,34 @@ class TransformerLayer(nn.Module):
         """Apply the layer.
 
         Args:
-            x: ``[B, L, D]``.
+            x: ``[B, L, D]``, or ``[B, D]`` for one timestep.
             attend: Function that maps queries, keys and values, each ``[B, H, L, d]``, to
                 ``[B, H, L, d]``.
             rotation: Sinusoids ``[B, 1, L, d]`` that rotate queries and keys, or None.
 
         Returns:
-            ``[B, L, D]``.
+            As ``x``.
         """
         qkv = self.qkv(self.norm1(x))  # [B, L, 3 D]
-        q, k, v = qkv.chunk(3, -1)
-        q = self._split_heads(q)  # [B, H, L, d]
-        k = self._split_heads(k)
-        v = self._split_heads(v)
+        qkv = qkv.unflatten(-1, (3, self.num_heads, -1))  # [B, L, 3, H, d]
+        # A linear map of [B, D] has half as many operations around it as one of [B, 1, D].
+        is_step = x.ndim == 2
+        qkv = qkv.unsqueeze(-2) if is_step else qkv.permute(0, 2, 3, 1, 4)  # [B, 3, H, L, d]
+        q, k, v = qkv.unbind(1)
         if rotation is not None:
             q = rotate(q, rotation)
             k = rotate(k, rotation)
         heads = attend(q, k, v)  # [B, H, L, d]
         if self.head_scale is not None:
             heads = heads * self.head_scale
-        merged = heads.transpose(1, 2).flatten(-2)  # [B, L, D]
-        out = self.out(merged)
+        merged = heads.flatten(1) if is_step else heads.transpose(1, 2).flatten(-2)
+        out = self.out(merged)  # [B, L, D]
         x = x + self.norm2(out)
 
         hidden = self.ff1(self.norm3(x))  # [B, L, d_ff]
         hidden = self.activation(hidden)
         out = self.ff2(self.norm4(hidden))  # [B, L, D]
         return x + self.dropout(out)
-
-    def _split_heads(self, x: Tensor) -> Tensor:
-        """Reshape ``[B, L, D]`` into ``[B, H, L, d]``."""
-        heads = x.unflatten(-1, (self.num_heads, -1))  # [B, L, H, d]
-        return heads.transpose(1, 2)
 
 
 class TransformerEncoder(TrajectoryEncoder):
@@ -185,9 +181,9 @@ class TransformerEncoder(TrajectoryEncoder):
         *,
         d_model: PositiveInt = 128,
         num_heads: PositiveInt = 8,
-        num_layers: NumLayers = 2,
-        ff_factor: PositiveInt = 4,
-        dropout: DropoutRate = 0.05,
+        num_layers: NumLayers = 1,
+        ff_factor: PositiveInt = 2,
+        dropout: DropoutRate = 0.0,
         activation: Activation = "leaky_relu",
         context_length: PositiveInt | None = 1024,
         window: PositiveInt | None = None,
@@ -285,22 +281,19 @@ class TransformerEncoder(TrajectoryEncoder):
         require("TransformerEncoder", "slots of memory", num_slots, num_slots > 0, condition)
         cache = CacheStep(memory, is_init, capacity=self.capacity, sinks=self.sinks)
         position = cache.position if step_index is None else step_index
-        # Treat the step as a sequence of length one.
-        x = x.unsqueeze(1)
-        position = position.unsqueeze(1)
         context = self._encode(x, position, cache.attention)
-        return context.squeeze(1), cache.next_cache()
+        return context, cache.next_cache()
 
     def _encode(self, x: Tensor, step_index: Tensor, attention: Callable[[int], Attend]) -> Tensor:
         """Apply the network.
 
         Args:
-            x: ``[B, L, E]``.
-            step_index: ``[B, L]`` int64.
+            x: ``[B, L, E]``, or ``[B, E]`` for one timestep.
+            step_index: ``[B, L]`` or ``[B]`` int64.
             attention: Attention function of each layer, by its index.
 
         Returns:
-            ``[B, L, D]``.
+            ``[B, L, D]`` or ``[B, D]``.
         """
         if self.training:
             # Once per training forward, and not inside of the layers: under checkpoint_layers a
@@ -309,8 +302,8 @@ class TransformerEncoder(TrajectoryEncoder):
         x = self.embed(x)  # [B, L, D]
         rotation = None
         if self.rotary:
-            rotation = self.positions(step_index)  # [B, L, d]
-            rotation = rotation.unsqueeze(1)
+            # [B, 1, L, d]
+            rotation = self.positions(step_index).view(len(x), 1, -1, self.positions.size)
         else:
             x = x + self._added_positions(step_index)
         x = self.dropout(x)
@@ -323,7 +316,7 @@ class TransformerEncoder(TrajectoryEncoder):
         return self.norm(x)
 
     def _added_positions(self, step_index: Tensor) -> Tensor:
-        """Return the positions that are added to the embedded input: ``[B, L] -> [B, L, D]``."""
+        """Return the positions that are added to the embedded input: ``[*] -> [*, D]``."""
         try:
             positions: Tensor = self.positions(step_index)
         except IndexError as error:

@@ -27,6 +27,8 @@ from yamame.keys import CONTEXT, DONE
 
 _EXECUTED = "_executed_action"
 """Key of the encoded action, between the inverse call and the step."""
+_UNLIMITED = 2**31
+"""Steps from which the bound of a spec is that of its dtype."""
 
 
 def context_specs(
@@ -66,6 +68,19 @@ def context_specs(
     # Environments declare and stack entries in this order.
     assert list(specs) == [key for key in CONTEXT if key in specs]
     return specs
+
+
+def episode_limit(observation_spec: Composite) -> int | None:
+    """Return the steps of the longest episode; None if the spec declares no limit.
+
+    Args:
+        observation_spec: Spec of an environment; without ``step_index`` it declares no limit.
+    """
+    if "step_index" not in observation_spec.keys():
+        return None
+    bound = getattr(observation_spec["step_index"].space, "high", None)
+    steps = None if bound is None else int(bound.max())
+    return None if steps is None or steps >= _UNLIMITED else steps
 
 
 def context_values(
