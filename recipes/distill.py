@@ -60,7 +60,6 @@ def train(cfg: DistillConfig, callbacks: Sequence[Callback] = ()) -> float:
         longer = longer_episodes(cfg)
         num_envs = cfg.schedule.num_envs
         env = run.closing(build.build_env(longer, num_envs=num_envs, seed=cfg.seed))
-
         agent = build.build_agent(with_gammas(run, env), held_out)
         learner = build.build_learner(cfg, agent, guard=run.guard, fall=annealing(run))
         policy = build.evaluated_policy(agent, learner)

@@ -24,6 +24,7 @@ MAZES = [
     "env.split_by=walls_and_goals",
     "env.num_goals=1",
     "env.time_limit=40",
+    "agent.gammas=[0.1,0.9,0.999]",
 ]
 TRIALS = [
     *("debug=tiny", "logger=none", "env=gym", "env.time_limit=15", "trials=repeated"),
@@ -335,7 +336,7 @@ def test_pictures_of_an_earlier_evaluation_do_not_stay_beside_another(run, tmp_p
         ([], r"run: must be given"),
         (["run=runs/b", "gammas=some"], r"gammas: must be .*'all' or null, got 'some'"),
         (["run=runs/b", "gamma=0.5"], r"gamma: must be one of 0.1, .* got 0.5"),
-        (["run=runs/b", "gamma_index=7"], r"gamma_index: must be in -7..6, got 7"),
+        (["run=runs/b", "gamma_index=7"], r"gamma_index: must be in -3..2, got 7"),
         (
             ["run=runs/b", "gamma=0.9", "gamma_index=1"],
             r"gamma_index: must be null with gamma=0.9, got 1",

@@ -12,7 +12,7 @@ from yamame.runs.build import build_agent, build_env
 from yamame.runs.trained import load_trained
 
 SMALL = (
-    *("debug=tiny", "logger=none", "env=tmaze", "env.length=28", "evaluation.env.length=8"),
+    *("debug=tiny", "logger=none", "env=tmaze", "env.length=28", "+evaluation.env.length=8"),
     *("encoder=gru", "encoder.hidden_size=16", "agent.actor.hidden_size=16", "budget.updates=4"),
     *("agent.critic.hidden_size=16", "evaluation.num_episodes=2", "evaluation.video_frames=1"),
     *("run.name=a", "schedule.anneal_lr=false", "exploration.anneal_steps=1000"),

@@ -207,11 +207,11 @@ def test_no_task_is_both_chosen_on_and_reported():
 
 
 def test_each_limit_is_a_run_of_its_own_and_the_only_limit():
-    limited = settings("suite=dev", "cpu_s=[60,2.5]", "tasks=[tmaze_100]", "overrides=[seed=7]")
+    limited = settings("suite=dev", "cpu_s=[60,2.5]", "tasks=[tmaze_100]", "overrides=[encoder=gru]")
     planned = suites.plan(limited)
     assert [runs.budget for runs in planned] == [60.0, 2.5]
     assert planned[1].overrides == (
-        "env=tmaze", "env.length=100", "budget.cpu_s=2.5", *suites.NO_OTHER_LIMIT, "seed=7",
+        "env=tmaze", "env.length=100", "budget.cpu_s=2.5", *suites.NO_OTHER_LIMIT, "encoder=gru",
     )  # fmt: skip
     names = {runs.run_name(seed) for runs in planned for seed in (0, 1)}
     other = suites.plan(settings("suite=dev", "cpu_s=[60]", "tasks=[tmaze_100]"))

@@ -90,6 +90,7 @@ KINDS = {
         Kind("torch.optim", "torch.optim.Optimizer"),
         Kind("yamame.training", "torch.optim.Optimizer", inner=True),
     ),
+    "schedule": (Kind("yamame.training", "yamame.training.OverfittingRegulator"),),
     "replay": (Kind("yamame.replay", "torchrl.data.ReplayBuffer"),),
     "collector": (Kind("yamame.collectors", "yamame.collectors.Collector"),),
     "packing": (Kind("yamame.replay", "yamame.replay.SequencePacking", inner=True),),
