@@ -17,6 +17,7 @@ OTHER_DEFAULTS = {
         "budget.minutes": 77.0,
         "schedule.num_envs": 7,
         "schedule.steps_per_iteration": 77,
+        "schedule.batch_timesteps": 77,
         "schedule.updates_per_step": 0.7,
         "schedule.regulator.target": 7.0,
         "schedule.learning_starts": 777,

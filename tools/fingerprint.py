@@ -29,6 +29,7 @@ _SMALL = (
 _FORMER = (
     *("optimizer=adamw", "agent=amago_paper", "schedule.regulator=null"),
     *("schedule.average_decay=null", "schedule.autocast=null"),
+    "schedule.batch_timesteps=null",
 )
 """Settings that the cases were made with; the case ``default`` has those of the recipe."""
 _TRAIN = (

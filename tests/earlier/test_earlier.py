@@ -23,7 +23,7 @@ GRU = ("encoder=gru", "encoder.hidden_size=8", "encoder.out_features=8", "encode
 OFF_POLICY = (
     *("schedule.updates_per_step=0.02", "agent.gammas=[0.9,0.99]", "agent=amago_paper"),
     *("optimizer=adamw", "schedule.regulator=null", "schedule.average_decay=null"),
-    "schedule.autocast=null",
+    *("schedule.autocast=null", "schedule.batch_timesteps=null"),
 )
 FORMER_DEFAULTS = ("env.split_by=walls_and_goals", "schedule.anneal_lr_from=null")
 FORMER_STEPS = ("exploration.anneal_steps=60000",)

@@ -85,7 +85,7 @@ def test_a_recorded_run_that_was_resumed_ends_as_one_that_is_not(train):
 
 
 def test_the_settings_for_a_gpu_are_recorded_and_end_as_ones_that_are_not(train):
-    settings = (*TINY, "hardware=gpu", SHORT, *NARROW)
+    settings = (*TINY, "hardware=gpu", "schedule.autocast=bfloat16", SHORT, *NARROW)
     recorded = train(*settings, "run.name=recorded")
     plain = train(
         *settings, "run.name=plain", "schedule.cuda_graph=false", "collector.cuda_graph=false"

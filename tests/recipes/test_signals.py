@@ -24,6 +24,7 @@ SMALL = (
     ),
     *("schedule.learning_starts=128", "schedule.updates_per_step=0.04", "schedule.batch_size=4"),
     *("schedule.regulator=null", "schedule.num_envs=16"),
+    *("schedule.learning_starts_episodes=0", "schedule.batch_timesteps=null"),
     *("schedule.anneal_lr=false", "evaluation.num_episodes=8", "evaluation.interval=300"),
     *(
         "checkpoint.interval=200",

@@ -57,12 +57,25 @@ def can_resume(run: RunState, *, unless_done: bool) -> bool:
             )
         return False
 
-    saved = run.checkpoints.read_config()
-    compare_config(saved, run.config)
+    saved = _without_foreign(run, run.checkpoints.read_config())
+    current = _without_foreign(run, run.config)
+    compare_config(saved, current)
     if unless_done and is_finished:
-        if not differing(saved, run.config, but_for=leaves_what_was_done):
+        if not differing(saved, current, but_for=leaves_what_was_done):
             _raise_if_done(run, summary, saved)
     return True
+
+
+def _without_foreign(run: RunState, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration without settings of the schedule that its recipe does not have.
+
+    Presets that are written for several recipes leave them in saved configurations.
+    """
+    fields = getattr(type(run.cfg.schedule), "model_fields", None)
+    if fields is None or not isinstance(config.get("schedule"), Mapping):
+        return config
+    own = {name: value for name, value in config["schedule"].items() if name in fields}
+    return {**config, "schedule": own}
 
 
 def _raise_if_done(run: RunState, summary: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
