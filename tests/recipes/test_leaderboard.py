@@ -207,8 +207,9 @@ def test_no_task_is_both_chosen_on_and_reported():
 
 
 def test_each_limit_is_a_run_of_its_own_and_the_only_limit():
-    limits = "cpu_s=[60,2.5]"
-    limited = settings("suite=dev", limits, "tasks=[tmaze_100]", "overrides=[encoder=gru]")
+    limited = settings(
+        "suite=dev", "cpu_s=[60,2.5]", "tasks=[tmaze_100]", "overrides=[encoder=gru]"
+    )
     planned = suites.plan(limited)
     assert [runs.budget for runs in planned] == [60.0, 2.5]
     assert planned[1].overrides == (
