@@ -96,7 +96,7 @@ def test_what_is_missing_is_run_what_failed_is_told_and_what_is_done_stays(board
     board_folder = tmp_path / "leaderboard"
     (run,) = read_scores(board_folder / "corridors-short.csv")
     assert (run.task, run.seed, run.budget, run.metric) == ("three", 0, None, "return_mean")
-    assert run.score == pytest.approx((run.value + 1) / 2)
+    assert run.score == pytest.approx((run.value + 1) / 2, abs=1e-6)
     assert first["score"] == f"{run.score:.3f}"
     assert (run.updates, run.cpu_s > 0) == (2, True)
 
@@ -207,7 +207,9 @@ def test_no_task_is_both_chosen_on_and_reported():
 
 
 def test_each_limit_is_a_run_of_its_own_and_the_only_limit():
-    limited = settings("suite=dev", "cpu_s=[60,2.5]", "tasks=[tmaze_100]", "overrides=[encoder=gru]")
+    limited = settings(
+        "suite=dev", "cpu_s=[60,2.5]", "tasks=[tmaze_100]", "overrides=[encoder=gru]"
+    )
     planned = suites.plan(limited)
     assert [runs.budget for runs in planned] == [60.0, 2.5]
     assert planned[1].overrides == (
