@@ -16,6 +16,8 @@ NOISY = (
     *("schedule.steps_per_iteration=48", "schedule.updates_per_step=5", "replay.held_out=4"),
     *("budget.updates=null", "budget.minutes=null", "budget.env_steps=192", "optimizer.lr=0.003"),
     *("evaluation.num_episodes=2", "evaluation.video_frames=1"),
+    *("optimizer=adamw", "agent=amago_paper", "schedule.average_decay=null"),
+    *("schedule.autocast=null", "schedule.batch_timesteps=null"),
 )
 """Four iterations of eight episodes each, whose rewards are mostly noise."""
 
