@@ -338,7 +338,7 @@ def run(run_forked, tmp_path_factory):
     ("ending", "function", "most_frames", "most_files"),
     [
         ("losses/functional.py", "bootstrapped_targets", 9, 5),
-        ("trajectory/kv_cache.py", "attend", 11, 6),
+        ("trajectory/kv_cache.py", "attend", 12, 7),
     ],
 )
 def test_the_heart_of_a_run_lies_few_calls_deep(run, ending, function, most_frames, most_files):

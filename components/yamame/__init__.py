@@ -11,7 +11,7 @@ from yamame.system.installed import recipes_dir as recipes_dir
 
 # Type checkers do not follow __getattr__, so they read the names here.
 if TYPE_CHECKING:
-    from yamame.deploy import load as load
+    from yamame.deploy.load import load as load
     from yamame.runs.api import compose as compose
     from yamame.runs.api import evaluate as evaluate
     from yamame.runs.api import make_report as make_report
