@@ -33,8 +33,8 @@ MAKE = {
     "transformer": lambda **kw: TransformerEncoder(
         3, d_model=8, num_heads=2, num_layers=2, dropout=0.0, **kw
     ),
-    "gru": lambda **kw: GRUEncoder(3, hidden_size=8, out_features=8, **kw),
-    "lstm": lambda **kw: LSTMEncoder(3, hidden_size=8, out_features=8, **kw),
+    "gru": lambda **kw: GRUEncoder(3, hidden_size=8, num_layers=2, out_features=8, **kw),
+    "lstm": lambda **kw: LSTMEncoder(3, hidden_size=8, num_layers=2, out_features=8, **kw),
     "linear_recurrent": lambda **kw: LinearRecurrentEncoder(3, d_model=8, **kw),
     "rsm": lambda **kw: RSMEncoder(3, d_model=8, num_heads=2, dropout=0.0, segment_length=4, **kw),
     "memo": lambda **kw: MemoEncoder(

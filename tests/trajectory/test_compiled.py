@@ -24,8 +24,8 @@ ENCODERS = {
     "rotary in a window": lambda: TransformerEncoder(
         3, **SMALL, positions="rotary", sigma_reparam=True, window=3, sinks=1
     ),
-    "gru": lambda: GRUEncoder(3, hidden_size=8, out_features=8),
-    "lstm": lambda: LSTMEncoder(3, hidden_size=8, out_features=8),
+    "gru": lambda: GRUEncoder(3, hidden_size=8, num_layers=2, out_features=8),
+    "lstm": lambda: LSTMEncoder(3, hidden_size=8, num_layers=2, out_features=8),
     "linear recurrence": lambda: LinearRecurrentEncoder(3, d_model=8),
     "rsm": lambda: RSMEncoder(3, **SMALL, segment_length=3),
     "memo": lambda: MemoEncoder(3, **SMALL, segment_length=3),

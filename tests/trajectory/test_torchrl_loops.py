@@ -28,8 +28,8 @@ from yamame_envs import PassiveTMaze
 HEADS = {"d_model": 8, "num_heads": 2, "dropout": 0.0}
 MAKE = {
     "transformer": lambda keys: TransformerEncoder(4, **HEADS, context_length=12, keys=keys),
-    "gru": lambda keys: GRUEncoder(4, hidden_size=8, out_features=8, keys=keys),
-    "lstm": lambda keys: LSTMEncoder(4, hidden_size=8, out_features=8, keys=keys),
+    "gru": lambda keys: GRUEncoder(4, hidden_size=8, num_layers=2, out_features=8, keys=keys),
+    "lstm": lambda keys: LSTMEncoder(4, hidden_size=8, num_layers=2, out_features=8, keys=keys),
     "linear_recurrent": lambda keys: LinearRecurrentEncoder(4, d_model=8, keys=keys),
     "rsm": lambda keys: RSMEncoder(4, **HEADS, segment_length=3, keys=keys),
     "memo": lambda keys: MemoEncoder(4, **HEADS, segment_length=3, context_length=12, keys=keys),
