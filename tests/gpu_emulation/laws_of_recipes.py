@@ -16,7 +16,7 @@ ON_POLICY = (
 )  # fmt: skip
 TINY = (
     *ON_POLICY, "schedule.anneal_lr=false", "exploration.anneal_steps=60000",
-    "schedule.autocast=null",
+    "schedule.autocast=null", "optimizer=adamw",
 )  # fmt: skip
 NARROW = {
     "transformer": "encoder.d_model=16 encoder.num_layers=1 encoder.dropout=0",

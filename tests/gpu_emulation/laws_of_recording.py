@@ -4,8 +4,8 @@ import pytest
 import torch
 
 TINY = (
-    "debug=tiny", "logger=none", "schedule.regulator=null", "schedule.autocast=null",
-    "schedule.anneal_lr=false", "exploration.anneal_steps=60000",
+    "debug=tiny", "logger=none", "optimizer=adamw", "schedule.regulator=null",
+    "schedule.autocast=null", "schedule.anneal_lr=false", "exploration.anneal_steps=60000",
     "evaluation.num_episodes=2",
     "evaluation.max_steps=12",
     "device=cuda", "budget.updates=6", "schedule.updates_per_step=0.1",

@@ -50,7 +50,7 @@ LENGTHS = (31, 12, 9, 25, 6)
 @cache
 def composed(*choices):
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("train", overrides=list(choices))
+        return compose("train", overrides=["optimizer=adamw", *choices])
 
 
 def configured(*overrides):

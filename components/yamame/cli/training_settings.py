@@ -206,9 +206,9 @@ class AgentSettings(Section):
             Rule("a list of at least one number above 0 and of at most 1", bool),
         ]
     )
-    """Discount factors; each has its own policy and values, and the last one acts. auto: 0.1 and
-    four whose effective horizons 1 / (1 - gamma) are spaced geometrically from 10 steps to three
-    times the longest episode of env, or to 300 if episodes have no limit."""
+    """Discount factors; each has its own policy and values, and the last one acts. auto: one tenth,
+    and four whose effective horizons 1 / (1 - gamma) are spaced geometrically from 10 steps to
+    three times the longest episode of env, or to 300 if episodes have no limit."""
     multi_gamma: bool
     """Learn for all discount factors; false: for the last one only."""
     probability_floor: Annotated[float, Bounds(least=0, below=1)]
@@ -236,9 +236,9 @@ class OffPolicyAgent(AgentSettings):
             Rule("a list of at least one number above 0 and below 1", bool),
         ]
     )
-    """Discount factors; each has its own policy and values, and the last one acts. auto: 0.1 and
-    four whose effective horizons 1 / (1 - gamma) are spaced geometrically from 10 steps to three
-    times the longest episode of env, or to 300 if episodes have no limit."""
+    """Discount factors; each has its own policy and values, and the last one acts. auto: one tenth,
+    and four whose effective horizons 1 / (1 - gamma) are spaced geometrically from 10 steps to
+    three times the longest episode of env, or to 300 if episodes have no limit."""
 
 
 class DataSettings(Section):
