@@ -58,9 +58,10 @@ def target_of(path: str):
     return getattr(importlib.import_module(module), name)
 
 
-ON_PURPOSE = {"split": "train", "held_out": 16}
+ON_PURPOSE = {"split": "train", "held_out": 16, "num_layers": 1}
 """A recipe trains on one side of the tasks, and holds trajectories out for its regulator; a class,
-and a run from before there were sides, plays all, and a buffer alone has no regulator.
+and a run from before there were sides, plays all, and a buffer alone has no regulator. A GRU has
+one layer in the setting for all environments, two alone.
 """
 
 
@@ -321,11 +322,14 @@ def test_what_recipes_have_in_common_stands_in_one_file():
 
 
 def names_discounts(name: str) -> bool:
-    """Whether an experiment, or one that it builds on, names its discount factors."""
+    """Whether an experiment, or one that it builds on, names its discount factors or agent."""
     settings = OmegaConf.load(CONF / "experiment" / f"{name}.yaml")
     if "gammas" in settings.get("agent", {}):
         return True
-    bases = [entry for entry in settings.get("defaults", []) if isinstance(entry, str)]
+    entries = settings.get("defaults", [])
+    if any(OmegaConf.is_dict(entry) and "override /agent" in entry for entry in entries):
+        return True
+    bases = [entry for entry in entries if isinstance(entry, str)]
     return any(names_discounts(base) for base in bases if base != "_self_")
 
 

@@ -70,7 +70,7 @@ def check_choices(line: CommandLine) -> None:
         if not group:
             raise UsageError(f"{text}: must be key=value, it has no key")
         if group in fixed_groups:
-            raise UsageError(f"{group}: there are no choices here, {_only_below(group)}; got {text}")
+            raise UsageError(f"{_no_choices(group)}; got {text}")
         # Python's None is a text in YAML.
         if "None" in value.split(",") and not any((root / group).is_dir() for root in line.roots):
             raise UsageError(f"{text}: must be null where there is no value, as {group}=null")
@@ -222,7 +222,7 @@ def _explain_key(key: str, line: CommandLine) -> str:
     got = "".join(f"; got {text}" for text in line.overrides if key_of(text) == key)
     if key in known:
         # The key has settings below it, and was used as if it were a group of YAML files.
-        return f"{key}: there are no choices here, {_only_below(key)}{got}"
+        return f"{_no_choices(key)}{got}"
     parent = key.rpartition(".")[0]
     given = [text for text in line.overrides if text.startswith(f"{key}=")]
     # A group that is not in the defaults has to be added.
@@ -236,8 +236,8 @@ def _explain_key(key: str, line: CommandLine) -> str:
     return f"{key}: no such key{hint}{_siblings(key, known)}{got}"
 
 
-def _only_below(key: str) -> str:
-    return f"only settings below it, as {key}.name=value"
+def _no_choices(key: str) -> str:
+    return f"{key}: there are no choices here, only settings below it, as {key}.name=value"
 
 
 def _known_keys(line: CommandLine, wrong: str) -> list[str]:
