@@ -58,9 +58,10 @@ def target_of(path: str):
     return getattr(importlib.import_module(module), name)
 
 
-ON_PURPOSE = {"split": "train", "held_out": 16}
+ON_PURPOSE = {"split": "train", "held_out": 16, "num_layers": 1}
 """A recipe trains on one side of the tasks, and holds trajectories out for its regulator; a class,
-and a run from before there were sides, plays all, and a buffer alone has no regulator.
+and a run from before there were sides, plays all, and a buffer alone has no regulator. A GRU has
+one layer in the setting for all environments, two alone.
 """
 
 

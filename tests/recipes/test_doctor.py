@@ -128,7 +128,8 @@ def test_a_trial_without_updates_is_given_up_after_some_times_its_seconds(
 def test_an_unusable_store_is_named_beside_what_else_is_wrong(doctor, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     store = ("logger=mlflow", "logger.tracking_uri=http://127.0.0.1:9")
-    status, out, err = doctor(*TINY, *store, "schedule.learning_starts=1000000")
+    schedule = ("schedule.learning_starts=1000000", "budget.env_steps=1000")
+    status, out, err = doctor(*TINY, *store, *schedule)
     assert status == 1
     assert err == "doctor: 2 to mend\n"
     store, schedule = problems(out)
@@ -211,7 +212,7 @@ def test_a_sweep_is_refused_before_anything_is_written(tmp_path, monkeypatch, ca
 
 def test_ctrl_c_ends_it_and_leaves_nothing_behind(begin_forked, tmp_path):
     program = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
-    settings = (*TINY, "budget.updates=null", "measure.seconds=600")
+    settings = (*TINY, "budget.updates=null", "budget.minutes=60", "measure.seconds=600")
     process, until = (
         begin_forked(program, str(RECIPE), *settings, cwd=tmp_path),
         time.monotonic() + 60,

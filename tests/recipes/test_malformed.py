@@ -188,7 +188,8 @@ def place(tmp_path_factory) -> Path:
     """A folder with a trained run, which command lines may name."""
     folder = tmp_path_factory.mktemp("place")
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        cfg = compose("train", overrides=SMALL)
+        # A run saves the numbers of its discount factors.
+        cfg = compose("train", overrides=[*SMALL, "agent.gammas=[0.9,0.99]"])
     env = build_env(cfg, num_envs=1, seed=0)
     agent = build_agent(cfg, env)
     held = {"agent": agent, "interface": Interface.of(env).encode()}

@@ -87,6 +87,9 @@ def test_a_launcher_or_sweeper_is_there_or_names_its_extra(group):
 
 def test_an_id_of_gymnasium_whose_simulator_is_missing_names_its_extra(monkeypatch):
     """The negative control: a module that no extra installs has no extra."""
+    # Another test may have imported both.
+    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mujoco", None)
     cfg = yamame.compose("env=gym", "env.id=HalfCheetah-v5")
     with pytest.raises(UsageError) as raised:

@@ -99,7 +99,9 @@ def test_a_replaced_class_takes_its_settings_with_it_but_none_that_was_given(pla
         "split": "train",
         "time_limit": 100,
     }
-    status, _, err = play("train", folder, *chosen, "env.size=5", "run.name=b")
+    status, _, err = play(
+        "train", folder, *chosen, "budget.env_steps=128", "env.size=5", "run.name=b"
+    )
     assert (status, err.count("\n")) == (2, 1), err
     assert "env.size: must be an argument of mylab.Safe" in err
 

@@ -185,6 +185,7 @@ TINY = [
     "~encoder.max_time_constant",
     "agent.gammas=[0.9]",
     "agent.loss._target_=parts.Loss",
+    "optimizer=adamw",
     "optimizer._target_=parts.Optimizer",
     "+callbacks.watch._target_=parts.Watch",
     "schedule.steps_per_iteration=16",

@@ -5,13 +5,14 @@ arguments of its own class. The replacing class may not take them: those that th
 not set are then removed.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from yamame.checks import UsageError
-from yamame.cli.validation import takes_argument
+from yamame.cli.validation import has_any_keyword, parameters_of
 from yamame.files.trusted import SPECIAL, check_name, locate, prefixes_of
 
 FORMER_CHOICES = {
@@ -81,11 +82,37 @@ def _target_at(cfg: DictConfig, owner: str) -> Callable[..., Any] | None:
 def _remove(
     node: DictConfig, place: str, target: Callable[..., Any], overridden: Collection[str]
 ) -> Iterator[str]:
+    names = _argument_names(target)
+    if names is None:
+        return
     for name in list(node):
         key = f"{place}.{name}"
         is_given = any(f"{each}.".startswith(f"{key}.") for each in overridden)
-        if name in SPECIAL or is_given or takes_argument(target, str(name)):
+        if name in SPECIAL or is_given or name in names:
             continue
         with open_dict(node):
             del node[name]
         yield key
+
+
+def _argument_names(target: Callable[..., Any]) -> set[str] | None:
+    """Return the names of the arguments of a function or constructor; None if it takes any.
+
+    A constructor with ``**kwargs`` passes them to that of its base class, which names them:
+
+    >>> from torch.optim import AdamW
+    >>> class Mine(AdamW):
+    ...     def __init__(self, params, extra=1, **kwargs): ...
+    >>> names = _argument_names(Mine)
+    >>> "extra" in names, "fused" in names, "momentum" in names
+    (True, True, False)
+    """
+    constructors: list[Callable[..., Any]] = [target]
+    if inspect.isclass(target):
+        constructors = [each for each in target.__mro__[:-1] if "__init__" in vars(each)]
+    names: set[str] = set()
+    for constructor in constructors:
+        names.update(parameters_of(constructor))
+        if not has_any_keyword(constructor):
+            return names
+    return None

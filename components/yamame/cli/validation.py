@@ -220,9 +220,13 @@ def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def takes_argument(target: Callable[..., Any], name: str) -> bool:
     """Return whether a function or constructor takes a keyword argument."""
-    parameters = parameters_of(target)
-    kinds = {parameter.kind for parameter in parameters.values()}
-    return name in parameters or inspect.Parameter.VAR_KEYWORD in kinds
+    return name in parameters_of(target) or has_any_keyword(target)
+
+
+def has_any_keyword(target: Callable[..., Any]) -> bool:
+    """Return whether a function or constructor has a parameter such as ``**kwargs``."""
+    kinds = {parameter.kind for parameter in parameters_of(target).values()}
+    return inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def argument_problems(

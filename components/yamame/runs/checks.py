@@ -52,7 +52,7 @@ def check_lengths(cfg: AnyConfig, env: EnvBase) -> None:
     if allowed is not None and learns_online:
         # Below 1, updates_per_step first adds up to a whole update.
         least = schedule.learning_starts + math.ceil(1 / schedule.updates_per_step)
-        condition = f"be at least {least}, the step of the first update"
+        condition = f"be at least {least}, the earliest step of an update"
         # The budget is a float; 600 is shown as it was given.
         shown = int(allowed) if allowed == int(allowed) else allowed
         require_setting("budget.env_steps", shown, allowed >= least, condition)
