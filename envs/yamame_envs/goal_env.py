@@ -53,6 +53,8 @@ class GoalEnv(BatchedEnv):
         device: Device of all tensors.
     """
 
+    goal_radius: float | None = None
+    """Largest distance at which a goal is reached, also by relabelling; None: goals are equal."""
     overrides = ("instruction",)
     _former_names: ClassVar[Mapping[str, str]] = GOAL_HOOKS
 
@@ -233,7 +235,9 @@ class GoalEnv(BatchedEnv):
         """See `BatchedEnv.transition`."""
         world = self.move(task, state, action)
         achieved, mask = self.achieved_goals(task, world)
-        active, reward = advance(task["instruction"], state["active"], achieved, mask)
+        active, reward = advance(
+            task["instruction"], state["active"], achieved, mask, radius=self.goal_radius
+        )
         success = active >= state["total"]
         state = self._with_progress(world, active, state["total"], achieved, mask)
         return state, reward.unsqueeze(-1), success.unsqueeze(-1)

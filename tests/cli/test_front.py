@@ -127,7 +127,10 @@ MISTAKES = [
     (("budget.minutes=None",), "budget.minutes=None: must be null"),
 ]
 WRONG_VALUES = [
-    (("budget.minutes=abc",), "budget.minutes: must be a number above 0 or null, got 'abc'"),
+    (
+        ("budget.minutes=abc",),
+        "budget.minutes: must be 'auto' or a number above 0 or null, got 'abc'",
+    ),
     (("-m", "seed=0,-1"), "seed: must be an integer of at least 0, got -1"),
     (("device=gpuu",), "device: must be one of cpu, cuda, "),
     (("-m", "device=cpu,cuda:x"), "got 'cuda:x'"),

@@ -322,15 +322,19 @@ def test_recorded_steps_of_every_environment_read_what_they_carry(make, tape, na
 
 
 def numbers_of(make_collector, tape):
-    """What recordings bake in, one made at the beginning and one after some steps."""
+    """What recordings bake in, one made at the beginning and one after some steps.
+
+    Longer episodes need a larger cache and one more recording, which has no counterpart.
+    """
     recorders = tape(), tape()
     first, second = (make_collector(recorder) for recorder in recorders)
     collect(first, 3)
     second.exploration.load_state_dict(first.exploration.state_dict())
     second.exploration.step(50)
     collect(second, 3)
-    assert recorders[0].numbers
-    return [recorder.numbers for recorder in recorders]
+    shared = min(len(recorder.numbers) for recorder in recorders)
+    assert shared > 0
+    return [recorder.numbers[:shared] for recorder in recorders]
 
 
 @pytest.mark.parametrize("case", ["memoryless", "lake", "wind"])

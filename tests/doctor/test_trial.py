@@ -38,7 +38,7 @@ def test_parts_are_measured_where_nothing_loads_any_more(watch):
 
 
 def test_a_run_that_ends_at_its_steps(watch):
-    whole = forecast(watch, planned("budget.env_steps=1100", "budget.minutes=null"))
+    whole = forecast(watch, planned("budget.env_steps=1100"))
     assert (whole.limit, whole.env_steps, whole.updates) == ("env_steps", 1100, 500)
     assert whole.seconds == pytest.approx(
         {
@@ -54,9 +54,7 @@ def test_a_run_that_ends_at_its_steps(watch):
 
 
 def test_a_run_that_ends_at_its_updates(watch):
-    whole = forecast(
-        watch, planned("budget.env_steps=5000", "budget.updates=200", "budget.minutes=null")
-    )
+    whole = forecast(watch, planned("budget.env_steps=5000", "budget.updates=200"))
     assert (whole.limit, whole.env_steps, whole.updates) == ("updates", 500, 200)
 
 
@@ -81,7 +79,7 @@ def test_minutes_do_not_count_what_comes_before_the_run(watch):
 
 
 def test_updates_before_the_first_step_count(watch):
-    plan = planned("budget.env_steps=1100", "budget.minutes=null", "schedule.offline_updates=70")
+    plan = planned("budget.env_steps=1100", "schedule.offline_updates=70")
     assert forecast(watch, plan).updates == 570
 
 

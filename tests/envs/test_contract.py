@@ -127,6 +127,7 @@ def test_the_reward_is_that_of_the_goals_that_were_achieved(choice):
     if "achieved" not in env.observation_spec.keys():
         pytest.skip(f"env={choice}: has no goals")
     achieved = 0
+    radius = getattr(env, "goal_radius", None)  # as `Relabel` takes it
     instruction, active = None, None
     for step in play(env, actions(env, LONGEST)):
         following = step["next"]
@@ -135,7 +136,11 @@ def test_the_reward_is_that_of_the_goals_that_were_achieved(choice):
             instruction, active = step["goal"].clone(), torch.zeros(3, dtype=torch.int64)
         instruction[first], active[first] = step["goal"][first], 0
         active, reward = advance(
-            instruction, active, following["achieved"], following["achieved_mask"]
+            instruction,
+            active,
+            following["achieved"],
+            following["achieved_mask"],
+            radius=radius,
         )
         assert torch.equal(following["reward"].squeeze(-1), reward)
         assert torch.equal(following["success"].squeeze(-1), active == num_goals(instruction))

@@ -310,3 +310,17 @@ def test_a_position_changes_nothing_but_what_is_seen():
     for key in blind.keys(True, True):
         ours = seeing[key][..., 2:] if "observation" in key else seeing[key]
         assert torch.equal(blind[key], ours), key
+
+
+class Everywhere(MazeRunner):
+    """Maze in which every place is within the radius of every goal."""
+
+    goal_radius = 100.0
+
+
+@pytest.mark.parametrize(("maze", "first"), [(Everywhere, 1.0), (MazeRunner, 0.0)])
+def test_a_goal_is_reached_within_the_radius_of_the_environment(maze, first):
+    env = maze(size=11, num_goals=2, time_limit=20, num_envs=4, seed=3)
+    steps = env.rollout(2, break_when_any_done=False)["next"]
+    assert steps["reward"].flatten(1).eq(first).all()
+    assert steps["success"][:, 1].eq(first == 1.0).all()

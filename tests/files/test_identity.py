@@ -209,3 +209,11 @@ def test_a_computed_setting_is_resumed_as_it_was_composed_or_as_its_value():
     with pytest.raises(UsageError, match=r"agent\.gammas: \[0\.5, 0\.9\] -> 'other'") as raised:
         compare_config(saved, other)
     assert "'agent.gammas=[0.5,0.9]'" in str(raised.value)
+
+
+def test_former_values_to_give_include_those_of_precision():
+    saved = {"env": {"size": 9}, "schedule": {"autocast": None}, "device": "cuda"}
+    current = {"env": {"size": 7}, "schedule": {"autocast": "auto"}, "device": "cpu"}
+    with pytest.raises(UsageError, match=r"values, env\.size=9 schedule\.autocast=null, or"):
+        compare_config(saved, current)
+    compare_config(saved, {**current, "env": {"size": 9}})

@@ -44,12 +44,16 @@ def test_whole_trajectory_times_equal_stepping_one_row_at_a_time():
         assert times[b].tolist() == expected + [mask.shape[1]] * (goals.shape[1] - active)
 
 
-def test_stepping_with_advance_pays_exactly_at_the_completion_times():
+@pytest.mark.parametrize("radius", [None, 1.0])
+def test_stepping_with_advance_pays_exactly_at_the_completion_times(radius):
     goals, achieved, achieved_mask, mask = random_trajectories(1)
-    times = completion_times(goals, achieved, achieved_mask, mask)
+    times = completion_times(goals, achieved, achieved_mask, mask, radius=radius)
+    # The control: a radius completes goals that equality does not.
+    equal_times = completion_times(goals, achieved, achieved_mask, mask)
+    assert torch.equal(times, equal_times) == (radius is None)
     active = torch.zeros(goals.shape[0], dtype=torch.int64)
     for t in range(1, mask.shape[1]):
-        after, reward = advance(goals, active, achieved[:, t], achieved_mask[:, t])
+        after, reward = advance(goals, active, achieved[:, t], achieved_mask[:, t], radius=radius)
         active = torch.where(mask[:, t], after, active)
         assert torch.equal((times == t).any(-1), reward.bool() & mask[:, t])
 

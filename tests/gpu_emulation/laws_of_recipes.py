@@ -149,7 +149,11 @@ GRAPHS = ("schedule.cuda_graph=true", "collector.cuda_graph=true")
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw optimizer.fused=false"])
-def test_a_run_that_goes_on_on_another_device_and_back_ends_as_on_the_cpu(optimizer, train, capsys):
+def test_a_run_that_goes_on_on_another_device_and_back_ends_as_on_the_cpu(
+    optimizer, train, capsys, monkeypatch
+):
+    # In bfloat16, a last bit of a gradient would move Muon's weights a thousand times more.
+    monkeypatch.setattr("yamame.training.muon.multiplies_bfloat16", lambda device: False)
     shape = ("packing.row_multiple=4", "packing.length_multiple=32", "schedule.average_decay=0.9")
     run = (*DOOR, *shape, *f"optimizer={optimizer}".split(), "run.name=moves", "resume=auto")
     train(*run, "device=cpu", "budget.updates=2")
@@ -164,9 +168,9 @@ def test_a_run_that_goes_on_on_another_device_and_back_ends_as_on_the_cpu(optimi
         (True, False),
     ]
     assert all(value.isfinite().all() for value in ended.weights.values())
-    if optimizer != "muon":  # which a GPU orthogonalises in another precision
-        expected = train(*DOOR, *shape, "run.name=cpu", "budget.updates=14")
-        assert_same(ended.weights, expected.weights)
+    alone = (*DOOR, *shape, f"optimizer={optimizer.split()[0]}", "run.name=cpu")
+    expected = train(*alone, "budget.updates=14")
+    assert_same(ended.weights, expected.weights)
 
 
 def test_a_distilled_run_that_was_resumed_on_the_device_ends_as_on_the_cpu(train):

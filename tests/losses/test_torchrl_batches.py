@@ -38,7 +38,7 @@ def encoder():
 def redq(**settings):
     sequence_model = encoder()
     actor = ActorHead(8, action_space=SPACE, num_gammas=2)
-    critic = make_critic(8, action_space=SPACE, gammas=GAMMAS)
+    critic = make_critic(8, action_space=SPACE, gammas=GAMMAS, num_critics=4)
     options = {"action_space": SPACE, "gammas": GAMMAS, "num_target_critics": 4, **settings}
     return MultiGammaREDQLoss(sequence_model, actor, critic, PopArt(2), **options).eval()
 

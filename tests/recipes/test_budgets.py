@@ -5,6 +5,7 @@ import signal
 import pytest
 import yamame
 from yamame.checks import UsageError
+from yamame.runs.limits import with_minutes
 
 TINY = ("debug=tiny", "env=tmaze", "env.length=8", "encoder=gru", "logger=none", "run.name=a")
 
@@ -117,6 +118,52 @@ def test_only_a_run_with_a_limit_of_time_prints_that_it_cannot_be_reproduced(cap
     assert "budget.minutes=5" in lines[0]
     yamame.train(*TINY, *STEPS, "budget.env_steps=128", "run.name=b")
     assert "reproduced" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "minutes"),
+    [
+        ([], 2.0),
+        (["budget.env_steps=80000"], None),
+        (["budget.updates=3"], None),
+        (["budget.cpu_s=60"], None),
+        (["budget.env_steps=80000", "budget.minutes=5"], 5),
+        (["budget.minutes=5"], 5),
+        (["experiment=cpu_tmaze"], None),
+    ],
+)
+def test_the_minutes_of_the_default_hold_where_no_other_limit_is_given(given, minutes):
+    resolved = with_minutes(yamame.compose(*given))
+    assert resolved.budget.minutes == minutes
+    assert with_minutes(resolved) is resolved
+
+
+class EndAtOnce(yamame.Callback):
+    """Ends a run after its first iteration."""
+
+    def on_collect(self, run, episodes):
+        run.stop("enough")
+
+
+def test_a_run_saves_its_minutes_as_a_number(capsys):
+    limited = yamame.train(*TINY, "budget.minutes=auto")
+    assert limited.checkpoints.read_config()["budget"]["minutes"] is None
+    assert limited.cfg.budget.minutes is None
+    assert limited.summary["ended_by"] == "budget.updates=2"
+    assert "reproduced" not in capsys.readouterr().err
+
+    unlimited = ("run.name=b", "budget.updates=null", "budget.minutes=auto")
+    run = yamame.train(*TINY, *unlimited, callbacks=[EndAtOnce()])
+    assert run.checkpoints.read_config()["budget"]["minutes"] == 2.0
+    assert "budget.minutes=2:" in capsys.readouterr().err
+    # A budget may change: the steps are the only limit of the continued run.
+    more = yamame.train(*TINY, *unlimited, "budget.env_steps=256", "resume=true")
+    assert (more.resumed, more.summary["ended_by"]) == (True, "budget.env_steps=256")
+
+
+def test_no_limit_at_all_is_refused():
+    with pytest.raises(UsageError, match=r"budget: must have a limit"):
+        yamame.train(*TINY, "budget.updates=null", "budget.minutes=null")
 
 
 class Counts(yamame.Callback):

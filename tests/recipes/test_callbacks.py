@@ -6,6 +6,7 @@ import json
 import signal
 
 import pytest
+import torch
 import yamame
 from yamame.checks import UsageError
 from yamame.files.run_directory import RunDirectory
@@ -135,6 +136,12 @@ def test_stopping_ends_a_run_in_order_and_only_another_budget_goes_on(capsys):
     assert "stopped: success_mean has reached" in capsys.readouterr().err
     assert run.summary["status"] == "FINISHED"
     assert run.progress.env_steps < 1000
+    again = yamame.train(*TINY, *stopped, "resume=auto", callbacks=[early])
+    assert again.progress.env_steps == run.progress.env_steps
+    for file in (run.path / "checkpoints").glob("step-*.pt"):
+        saved = torch.load(file, weights_only=True)
+        del saved["config"]["budget"]["cpu_s"]  # which earlier versions lacked
+        torch.save(saved, file)
     again = yamame.train(*TINY, *stopped, "resume=auto", callbacks=[early])
     assert again.progress.env_steps == run.progress.env_steps
     more = ("budget.env_steps=100001", *same, "resume=auto")

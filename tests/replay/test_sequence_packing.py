@@ -147,7 +147,7 @@ def update(batch, encoder):
         goal_encoder=MLPGoalEncoder,
         trajectory_encoder=encoder,
         actor=partial(ActorHead, hidden_size=16),
-        critic=partial(make_critic, hidden_size=16),
+        critic=partial(make_critic, num_critics=4, hidden_size=16),
         returns=PopArt,
         gammas=(0.9, 0.99),
     )

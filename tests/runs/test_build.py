@@ -115,7 +115,7 @@ def build_all(cfg):
         ("schedule.max_grad_norm", -1, r"schedule\.max_grad_norm: must be .*, got -1"),
         ("agent.probability_floor", 7, r"agent\.probability_floor: must be .*, got 7"),
         ("encoder", {"_target_": "mylab.TooWide"}, r"encoder: must return .*, got \[1"),
-        ("optimizer.lr", -1, r"optimizer: .*-1.*lr=-1"),
+        ("optimizer.lr", -1, r"optimizer\.lr: must be .*, got -1"),
     ],
 )
 def test_an_error_of_a_part_names_the_key_of_the_setting(own_module, key, value, message):

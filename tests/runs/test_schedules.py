@@ -6,12 +6,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from omegaconf import OmegaConf
+from tensordict import TensorDict
 from yamame import compose
 from yamame.cli.training_settings import TrainSchedule
 from yamame.files.identity import ADDED
 from yamame.runs.build import total_updates
+from yamame.runs.parts import build_batches
 from yamame.runs.schedules import (
     annealing,
+    batch_size,
     begin_learning,
     checkpoint_is_due,
     count_evaluation,
@@ -231,3 +234,45 @@ def test_a_raised_budget_has_evaluations_of_its_own():
     assert evaluations_of(run, length=2) == [1000, 1200, 1400]
     run.budget = Budget(env_steps=3200)
     assert evaluations_of(run, length=2) == []  # without that
+
+
+def sized(*, lengths=(), window=None, **settings):
+    """A run in which episodes of some lengths have ended, with settings of its batches."""
+    run = run_of(Budget(env_steps=1000), batch_size=16, **settings)
+    run.cfg.window = window
+    run.progress.episodes, run.progress.episode_steps = len(lengths), sum(lengths)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("lengths", "window", "size"),
+    [
+        ((), None, 16),
+        ((10, 30), None, 16),
+        ((100, 300), None, 8),
+        ((100, 300), {"length": 400}, 8),
+        ((100, 300), {"length": 100}, 16),
+        ((100, 300), {"_target_": "mylab.Halves"}, 8),
+        ((1000,), None, 2),
+        ((100_000,), None, 2),
+    ],
+)
+def test_batches_of_long_episodes_have_fewer_trajectories(lengths, window, size):
+    assert batch_size(sized(lengths=lengths, window=window, batch_timesteps=1600)) == size
+    assert batch_size(sized(lengths=lengths, window=window, batch_timesteps=None)) == 16
+
+
+def test_every_process_has_an_equal_share_of_a_smaller_batch(monkeypatch):
+    monkeypatch.setattr("yamame.distributed.world_size", lambda: 4)
+    for length, each in [(100, 4), (150, 2), (1000, 1)]:
+        assert batch_size(sized(lengths=(length,), batch_timesteps=1600)) == each
+
+
+def test_learners_get_batches_of_the_present_size():
+    run = sized(lengths=(100,), batch_timesteps=1600)
+    run.cfg.device = "cpu"
+    source = SimpleNamespace(sample=lambda size: TensorDict(batch_size=[size]))
+    batches = build_batches(run, source)
+    assert len(batches.take()) == 16
+    run.progress.episode_steps = 400
+    assert len(batches.take()) == 4

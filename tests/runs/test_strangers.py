@@ -430,6 +430,7 @@ WRONG_KINDS = {
     "relabel": "yamame.replay.TrajectoryStorage",
     "exploration": "yamame.exploration.disable_exploration",
     "optimizer": "torch.optim.lr_scheduler.StepLR",
+    "schedule": "yamame.training.NonFiniteGuard",
     "replay": "yamame.replay.TrajectoryStorage",
     "collector": "yamame.collectors.TrajectoryAssembler",
     "packing": "yamame.replay.TrajectoryReplayBuffer",
@@ -448,7 +449,12 @@ def test_a_class_of_the_wrong_kind_is_refused_at_every_place_and_not_called(
 ):
     name = WRONG_KINDS[place]
     called = []
-    key = {"agent": "agent.critic", "evaluation": "evaluation.env.workers"}.get(place, place)
+    below = {
+        "agent": "agent.critic",
+        "evaluation": "evaluation.env.workers",
+        "schedule": "schedule.regulator",
+    }
+    key = below.get(place, place)
     value = {"mine": node(name)} if place == "callbacks" else node(name)
     refused(forged(payload, key, value), f"{key}", repr(name))
     with monkeypatch.context() as replaced:

@@ -284,7 +284,8 @@ class Forgets(GRUEncoder):
 class SlotOffByOne(CacheStep):
     def __init__(self, cache, is_init, **settings):
         super().__init__(cache, is_init, **settings)
-        self.slot = self.slot - (self.position > 3).long().view(-1, 1, 1, 1)
+        # The indices of all heads and numbers of a slot, by which keys and values are written.
+        self._slot = self._slot - (self.position > 3).long().view(-1, 1, 1, 1)
 
 
 class FoldsOnce(GRUEncoder):

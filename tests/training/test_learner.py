@@ -276,15 +276,17 @@ def test_a_term_that_is_no_scalar_is_named_and_so_is_a_loss_without_any(tmp_path
 
 
 class Stateful(nn.Module):
-    """Has running statistics, dropout, and a part that stays in evaluation mode."""
+    """Has running statistics, one in either mode, dropout, and a part in evaluation mode."""
 
     def __init__(self):
         super().__init__()
+        self.register_buffer("num_calls", torch.zeros(()))
         self.norm = nn.BatchNorm1d(2)
         self.dropout = nn.Dropout(0.5)
         self.frozen = nn.Linear(2, 1).eval()
 
     def forward(self, batch):
+        self.num_calls += 1
         y = self.frozen(self.dropout(self.norm(batch["x"])))
         return TensorDict({"loss_a": y.square().mean(), "loss_b": y.abs().mean()})
 

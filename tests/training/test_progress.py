@@ -6,7 +6,9 @@ from yamame.training.progress import Progress
 
 def test_counters_are_restored_and_the_copy_is_independent():
     progress = Progress()
-    progress.env_steps, progress.updates, progress.aborted = 640, 12, 3
+    for number, (name, value) in enumerate(vars(progress).items(), start=1):
+        if value is None or isinstance(value, int | float):
+            setattr(progress, name, number)
     progress.outcomes.extend(range(150))
     progress.curve.append({"env_steps": 640, "return_mean": 0.5})
     state = progress.state_dict()

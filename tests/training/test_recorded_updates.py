@@ -41,6 +41,8 @@ SMALL = [
     "agent.actor.hidden_size=16",
     "agent.critic.hidden_size=16",
     "schedule.warmup_updates=10",
+    # Where bfloat16 is multiplied, it is the default, and rounds away what the laws compare.
+    "schedule.autocast=null",
 ]
 ACTIONS = {"discrete": [], "continuous": ["env=wind"]}
 LENGTHS = (31, 12, 9, 25, 6)
@@ -735,7 +737,9 @@ QUICK = ("sigma", "wind")
     "case",
     [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in DECLARED],
 )
-def test_replays_train_as_ordinary_updates_and_read_what_is_declared(record, case):
+def test_replays_train_as_ordinary_updates_and_read_what_is_declared(record, monkeypatch, case):
+    # In bfloat16, a last bit of a gradient would move Muon's weights a thousand times more.
+    monkeypatch.setattr("yamame.training.muon.multiplies_bfloat16", lambda device: False)
     cfg, recorder, losses = configured(*DECLARED[case]), None, ([], [])
     batches, learners = (
         [sequences(cfg, seed) for seed in (0, 1)],

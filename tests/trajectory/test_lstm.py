@@ -17,7 +17,7 @@ def step(encoder, x, is_init, step_index=None):
 def test_the_number_of_parameters_is_four_gates_per_layer() -> None:
     # Per layer 4 (128 x 128) twice and 4 x 128 twice; the linear map; the LayerNorm.
     expected = 2 * (2 * 4 * 128 * 128 + 2 * 4 * 128) + 128 * 128 + 128 + 2 * 128
-    assert sum(p.numel() for p in LSTMEncoder(128).parameters()) == expected
+    assert sum(p.numel() for p in LSTMEncoder(128, num_layers=2).parameters()) == expected
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.1, 0.6, 1.0])

@@ -22,7 +22,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -66,6 +66,27 @@ class CommandLine:
         if self.user_directory is not None:
             directories.insert(0, self.user_directory)
         return [Path(directory) for directory in directories]
+
+    @property
+    def fixed_groups(self) -> set[str]:
+        """Groups that the main YAML file overrides itself, which leaves presets no choice."""
+        groups: set[str] = set()
+        for root in self.roots:
+            file = (root / self.config_name).with_suffix(".yaml")
+            if not file.is_file():
+                continue
+            try:
+                config: Any = OmegaConf.load(file)
+            except YAMLError:  # reported when it is composed
+                return groups
+            for entry in config.get("defaults") or []:
+                names = list(entry) if OmegaConf.is_dict(entry) else []
+                for name in names:
+                    word, _, group = str(name).partition(" ")
+                    if word == "override":
+                        groups.add(group.lstrip("/"))
+            return groups
+        return groups
 
     @contextmanager
     def composing(self, name: str | None = None, kind: type[Hydra] = Hydra) -> Iterator[Hydra]:

@@ -60,6 +60,7 @@ def check_choices(line: CommandLine) -> None:
         UsageError: A choice is no name; an override has no key or no value; or it sets a
             ``_target_`` of Hydra's own configuration.
     """
+    fixed_groups = line.fixed_groups
     for text in line.overrides:
         group = key_of(text)
         value = text.partition("=")[2]
@@ -68,6 +69,8 @@ def check_choices(line: CommandLine) -> None:
             raise UsageError(f"{text}: must be key=value, as seed=1")
         if not group:
             raise UsageError(f"{text}: must be key=value, it has no key")
+        if group in fixed_groups:
+            raise UsageError(f"{_no_choices(group)}; got {text}")
         # Python's None is a text in YAML.
         if "None" in value.split(",") and not any((root / group).is_dir() for root in line.roots):
             raise UsageError(f"{text}: must be null where there is no value, as {group}=null")
@@ -219,8 +222,7 @@ def _explain_key(key: str, line: CommandLine) -> str:
     got = "".join(f"; got {text}" for text in line.overrides if key_of(text) == key)
     if key in known:
         # The key has settings below it, and was used as if it were a group of YAML files.
-        settings = f"only settings below it, as {key}.name=value"
-        return f"{key}: there are no choices here, {settings}{got}"
+        return f"{_no_choices(key)}{got}"
     parent = key.rpartition(".")[0]
     given = [text for text in line.overrides if text.startswith(f"{key}=")]
     # A group that is not in the defaults has to be added.
@@ -232,6 +234,10 @@ def _explain_key(key: str, line: CommandLine) -> str:
     # A key that another choice has is no typing error.
     hint = _elsewhere(line, key) or closest_of(key, known)
     return f"{key}: no such key{hint}{_siblings(key, known)}{got}"
+
+
+def _no_choices(key: str) -> str:
+    return f"{key}: there are no choices here, only settings below it, as {key}.name=value"
 
 
 def _known_keys(line: CommandLine, wrong: str) -> list[str]:

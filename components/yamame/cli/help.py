@@ -44,7 +44,7 @@ def help_text(line: CommandLine, recipe: Path) -> str:
         cfg = line.composed(line.overrides, whole=True)
     chosen = {}
     for group, choice in cfg.hydra.runtime.choices.items():
-        if not group.startswith("hydra/"):
+        if not group.startswith("hydra/") and group not in line.fixed_groups:
             chosen[group] = choice
     footer = str(cfg.hydra.help.footer or "").strip()
 

@@ -17,7 +17,7 @@ from yamame.files.trusted import SPECIAL, check_name, locate, prefixes_of
 
 FORMER_CHOICES = {
     "callbacks=cost_limit": "set budget.cpu_s=SECONDS",
-    "experiment=cpu_popgym": "set env=popgym env.id=NAME budget.cpu_s=150 budget.minutes=null",
+    "experiment=cpu_popgym": "set env=popgym env.id=NAME budget.cpu_s=150",
     "experiment=cpu_position_only_cartpole": "set env=popgym env.id=PositionOnlyCartPoleEasy",
     "experiment=cpu_repeat_previous": "set env=popgym env.id=RepeatPreviousEasy",
     "experiment=cpu_tmaze_gru": "set experiment=cpu_tmaze encoder=gru_selective",

@@ -50,8 +50,9 @@ class BudgetSettings(Section):
     """Environment steps, over all environments; null: no limit."""
     updates: PositiveFloat | None
     """Gradient updates; null: no limit."""
-    minutes: PositiveFloat | None
-    """Wall-clock minutes, evaluations included, summed over resumed sessions; null: no limit."""
+    minutes: Literal["auto"] | PositiveFloat | None
+    """Wall-clock minutes, evaluations included, summed over resumed sessions; null: no limit; auto:
+    two minutes, or no limit if another limit is given."""
     # Runs of earlier versions do not have it.
     cpu_s: PositiveFloat | None = None
     """CPU-seconds of the process and its children, all from the start of the process, summed over

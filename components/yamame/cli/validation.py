@@ -400,7 +400,8 @@ def _describe_member(hint: Any) -> str:
     if kind is Annotated:
         return _describe_annotated(*arguments)
     if kind is Literal:
-        return f"one of {', '.join(map(format_value, arguments))}"
+        values = ", ".join(map(format_value, arguments))
+        return values if len(arguments) == 1 else f"one of {values}"
     if kind in _LISTS:
         return f"a list, each {describe(arguments[0])}" if arguments else "a list"
     if kind in _MAPPINGS:

@@ -21,6 +21,7 @@ from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.runs.api import load_recipe
 from yamame.runs.callbacks import Callback
+from yamame.runs.limits import with_minutes
 from yamame.runs.schedules import LATEST_START, NUM_CHECKPOINTS, NUM_EVALUATIONS
 from yamame.runs.state import RunState
 from yamame.system.budget import Budget
@@ -268,7 +269,7 @@ def forecast(watch: Stopwatch, cfg: AnyConfig) -> Forecast:
         watch: Stopwatch of a trial that has ended.
         cfg: Configuration of the run itself.
     """
-    budget = Budget(**plain(cfg)["budget"])
+    budget = Budget(**plain(with_minutes(cfg))["budget"])
     env_steps = budget.env_steps or math.inf
     limit = "env_steps"
     steps_of_updates = _steps_of(watch, cfg, budget.updates)

@@ -41,6 +41,8 @@ MACHINE = (
 ``encoder.compiled`` and ``collector.compile_policy`` are settings of earlier versions.
 """
 
+_PRECISION = ("schedule.autocast", "collector.autocast")
+
 ADDED = {
     "float32_matmul_precision": "highest",
     "packing.row_multiple": 1,
@@ -279,13 +281,15 @@ def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     others = differing(saved, current, but_for=may_change_on_resume)
     if not others:
         return
+    # Precision may change, but the command that restores all defaults of the run restores it, too.
+    precision = differing(saved, current, but_for=lambda key: not is_one_of(key, _PRECISION))
 
     # The default of a setting may have changed since the run began, so its former value is shown as
     # an override.
     former = added(saved) | flatten(saved)
     remedies = ["give the former values"]
     overrides = []
-    for text in others:
+    for text in [*others, *precision]:
         key = text.partition(":")[0]
         if key not in former or f"{key}._target_" in former:
             continue

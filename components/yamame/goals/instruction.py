@@ -57,7 +57,12 @@ def holds(
 
 
 def advance(
-    instruction: Tensor, active: Tensor, achieved: Tensor, achieved_mask: Tensor
+    instruction: Tensor,
+    active: Tensor,
+    achieved: Tensor,
+    achieved_mask: Tensor,
+    *,
+    radius: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Advance the active goal by one environment step.
 
@@ -66,6 +71,7 @@ def advance(
         active: ``[*]`` int64, number of goals completed before this step.
         achieved: ``[*, M, d]``, goals that hold on arrival.
         achieved_mask: ``[*, M]`` bool, slots that hold an achieved goal.
+        radius: Largest distance at which a goal is reached; see `holds`.
 
     Returns:
         The new ``active`` and the reward ``[*]`` float32 (1 where the active goal was completed,
@@ -76,7 +82,7 @@ def advance(
     (tensor(1), tensor(1.))
     """
     goal = _goal_in(instruction, active)
-    is_reached = holds(goal, achieved, achieved_mask)
+    is_reached = holds(goal, achieved, achieved_mask, radius=radius)
     is_left = active < num_goals(instruction)
     done = is_reached & is_left
     return active + done, done.to(torch.float32)

@@ -35,7 +35,7 @@ class StateActionCritic(nn.Module):
 
     >>> critic = StateActionCritic(8, num_actions=5, num_gammas=7)
     >>> critic(torch.zeros(3, 2, 8)).shape
-    torch.Size([3, 2, 4, 5, 7, 1])
+    torch.Size([3, 2, 2, 5, 7, 1])
     """
 
     @check_bounds
@@ -89,7 +89,7 @@ class ActionInputCritic(nn.Module):
 
     >>> critic = ActionInputCritic(8, action_size=2, gammas=[0.9, 0.99])
     >>> critic(torch.zeros(3, 8), torch.zeros(3, 2, 2)).shape
-    torch.Size([3, 4, 2, 1])
+    torch.Size([3, 2, 2, 1])
     """
 
     gamma_feature: Tensor

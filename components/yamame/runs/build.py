@@ -417,10 +417,10 @@ def build_replay(
     given["owner"] = None if resume else owner
     is_mixed = select(cfg, "data.source") is not None
     follows_lengths = select(cfg, "schedule.batch_timesteps") is not None
-    if is_mixed or follows_lengths:
-        given["batch_size"] = None  # it differs from batch to batch
-    else:
-        given["batch_size"] = distributed.shard(cfg.schedule.batch_size, "schedule.batch_size")
+    # Checked here in any case: smaller batches of long episodes are rounded to the processes.
+    own_size = distributed.shard(cfg.schedule.batch_size, "schedule.batch_size")
+    # None where it differs from batch to batch.
+    given["batch_size"] = None if is_mixed or follows_lengths else own_size
     if "held_out" in cfg.replay and select(cfg, "schedule.regulator") is None:
         given["held_out"] = None  # nothing is observed on held-out trajectories
     # The buffers of all ranks together hold as much as that of a single process.

@@ -118,8 +118,9 @@ def write_config(run: RunState) -> None:
 
 def warn_changes(run: RunState, before: LoadedCheckpoint) -> None:
     """Print what has changed since the former session: a smaller budget, a different machine."""
-    old, new = before.config["budget"], run.config["budget"]
-    if any(_is_smaller(new[key], old.get(key)) for key in new):
+    new = run.config["budget"]
+    old = {**dict.fromkeys(new), **before.config["budget"]}  # of a version with fewer limits
+    if any(_is_smaller(new[key], old[key]) for key in new):
         changes = differing(old, new, but_for=lambda key: False)
         if changes:
             print_stderr(f"{run.name}: resumed with a smaller budget: {'; '.join(changes)}")

@@ -103,5 +103,10 @@ def restore(run: RunState) -> LoadedCheckpoint:
 
 def _forget_stop(run: RunState, saved: Mapping[str, Any]) -> None:
     """Let a run that was stopped before the end of its budget continue with a different budget."""
-    if saved["budget"] != run.config["budget"]:
+    if _limits(saved["budget"]) != _limits(run.config["budget"]):
         run.progress.stopped = None
+
+
+def _limits(budget: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits of a budget; earlier versions lacked some, which is to have none."""
+    return {name: limit for name, limit in budget.items() if limit is not None}

@@ -31,6 +31,7 @@ from yamame.runs.build import build_callbacks
 from yamame.runs.callbacks import Callback, Callbacks
 from yamame.runs.earlier import with_defaults
 from yamame.runs.held_out import play_held_out, score
+from yamame.runs.limits import with_minutes
 from yamame.runs.novelty import what_is_new
 from yamame.runs.state import RunState
 from yamame.system import signals
@@ -93,7 +94,7 @@ class Run(RunState):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.costs = CostMeter(is_part=is_part())  # first, because it measures from here on
-        cfg = with_defaults(cfg)  # before the configuration is copied and saved
+        cfg = with_minutes(with_defaults(cfg))  # before the configuration is copied and saved
         self.cfg = cfg
         self.config = plain(cfg)
         if distributed.world_size() > 1:

@@ -72,7 +72,7 @@ class StackedCells(RecurrentEncoder):
         in_features: PositiveInt,
         *,
         hidden_size: PositiveInt = 128,
-        num_layers: NumLayers = 2,
+        num_layers: NumLayers = 1,
         out_features: PositiveInt = 128,
         max_time_constant: TimeConstant = 128.0,
         gate_gain: Annotated[float, Bounds(least=0, below=math.inf)] = 1.0,
