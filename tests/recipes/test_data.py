@@ -222,14 +222,24 @@ def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
 
 
 def test_demonstrations_are_cloned(folder, monkeypatch):
-    """By an agent that remembers, to success; the sign is seen at the first step alone."""
+    """By an agent that remembers, to success; the sign is seen at the first step alone.
+
+    The negative control: one without a memory.
+    """
     monkeypatch.chdir(folder)
     settings = [
-        *PLAYED,
+        *(each for each in PLAYED if not each.startswith("encoder")),
         *DATA["npz"],
         "schedule.warmup_updates=10",
         "optimizer.lr=3e-3",
-        "run.name=cloned",
+        "budget.updates=200",
+        "evaluation.interval=1000",
+        "evaluation.num_episodes=16",
     ]
-    many = ["budget.updates=130", "evaluation.interval=1000", "evaluation.num_episodes=16"]
-    assert yamame.train(*settings, *many, recipe="offline").summary["success"] == 1.0
+
+    def success(name, *encoder):
+        run = yamame.train(*settings, *encoder, f"run.name={name}", recipe="offline")
+        return run.summary["success"]
+
+    assert success("cloned", "encoder=gru", "encoder.hidden_size=32") == 1.0
+    assert success("forgetful", "encoder=memoryless", "encoder.d_model=16") < 1.0
