@@ -4,6 +4,7 @@ default drifts.
 
 import importlib.util
 import inspect
+from contextlib import nullcontext
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from yamame import conf_dir
+from yamame.checks import UsageError
+from yamame.cli.command_line import read_command_line
+from yamame.cli.explain import check_choices
 from yamame.cli.help import describe_fields
 from yamame.cli.nodes import check, plain, targets
 from yamame.cli.settings import CONFIGS
@@ -343,9 +347,34 @@ def test_the_experiments_of_papers_keep_their_discounts_whatever_the_default_is(
     of_papers = [name for name in experiments if name not in rest]
     assert len(of_papers) > 25
     assert [name for name in of_papers if not names_discounts(name)] == []
+<<<<<<< HEAD
     assert not any(names_discounts(name) for name in rest)
 
 
 def test_another_agent_brings_its_discounts_to_an_experiment_of_a_paper():
     assert composed("train", "experiment=amago_defaults", "agent=naive").agent.gammas == [0.99]
     assert len(composed("train", "experiment=amago_defaults").agent.gammas) > 1
+=======
+    assert not all(names_discounts(name) for name in rest)
+
+
+@pytest.mark.parametrize("preset", ["tmaze_400", "rsm_dark_key_to_door"])
+def test_presets_of_train_choose_no_agent_for_other_recipes(preset):
+    for recipe in ("ppo", "distill"):
+        own = composed(recipe).agent
+        agent = composed(recipe, f"experiment={preset}").agent
+        assert agent.loss._target_ == own.loss._target_
+        assert agent.critic == {**own.critic, "hidden_size": agent.critic.hidden_size}
+        assert agent.loss.get("cloning_coeff") == own.loss.get("cloning_coeff")
+    assert composed("train", f"experiment={preset}").agent.critic.num_critics == 4
+    assert composed("distill", f"experiment={preset}", "agent=amago").agent.critic.num_critics == 2
+
+
+def test_a_recipe_with_an_agent_of_its_own_has_no_choices_of_agents():
+    for recipe, groups in (("ppo", {"agent"}), ("distill", set())):
+        line = read_command_line(["agent=naive"], str(CONF), recipe)
+        assert line.fixed_groups == groups
+        message = r"^agent: there are no choices here, .*agent=naive$"
+        with pytest.raises(UsageError, match=message) if groups else nullcontext():
+            check_choices(line)
+>>>>>>> a-audit

@@ -114,7 +114,7 @@ def test_an_environment_with_a_limit_needs_no_warning_before_its_episodes_can_en
 
 
 def test_a_run_that_ends_before_its_first_update_says_so(capsys):
-    late = ("schedule.learning_starts=100000", "budget.minutes=0.0001", "budget.updates=null")
+    late = ("schedule.learning_starts=100000", "budget.minutes=0.005", "budget.updates=null")
     run, lines = train(capsys, "+env.settings.ends=5", *late)
     assert run.progress.updates == 0
     (line,) = having(lines, "0 updates were made")

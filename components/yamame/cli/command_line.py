@@ -69,7 +69,7 @@ class CommandLine:
 
     @property
     def fixed_groups(self) -> set[str]:
-        """Groups that the main YAML file overrides itself, which leaves presets no choice."""
+        """Groups that the main YAML file overrides by null, which leaves no choice in them."""
         groups: set[str] = set()
         for root in self.roots:
             file = (root / self.config_name).with_suffix(".yaml")
@@ -80,11 +80,11 @@ class CommandLine:
             except YAMLError:  # reported when it is composed
                 return groups
             for entry in config.get("defaults") or []:
-                names = list(entry) if OmegaConf.is_dict(entry) else []
-                for name in names:
+                choices = dict(entry) if OmegaConf.is_dict(entry) else {}
+                for name, choice in choices.items():
                     word, _, group = str(name).partition(" ")
-                    if word == "override":
-                        groups.add(group.lstrip("/"))
+                    if word == "override" and choice is None:
+                        groups.add(group)
             return groups
         return groups
 
