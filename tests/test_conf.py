@@ -347,15 +347,12 @@ def test_the_experiments_of_papers_keep_their_discounts_whatever_the_default_is(
     of_papers = [name for name in experiments if name not in rest]
     assert len(of_papers) > 25
     assert [name for name in of_papers if not names_discounts(name)] == []
-<<<<<<< HEAD
     assert not any(names_discounts(name) for name in rest)
 
 
 def test_another_agent_brings_its_discounts_to_an_experiment_of_a_paper():
     assert composed("train", "experiment=amago_defaults", "agent=naive").agent.gammas == [0.99]
     assert len(composed("train", "experiment=amago_defaults").agent.gammas) > 1
-=======
-    assert not all(names_discounts(name) for name in rest)
 
 
 @pytest.mark.parametrize("preset", ["tmaze_400", "rsm_dark_key_to_door"])
@@ -377,4 +374,3 @@ def test_a_recipe_with_an_agent_of_its_own_has_no_choices_of_agents():
         message = r"^agent: there are no choices here, .*agent=naive$"
         with pytest.raises(UsageError, match=message) if groups else nullcontext():
             check_choices(line)
->>>>>>> a-audit
