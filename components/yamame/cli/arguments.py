@@ -5,6 +5,7 @@ Names of runs and instructions have such characters in them, and the settings of
 known only once a run was read.
 """
 
+import re
 import typing
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
@@ -14,6 +15,8 @@ from yamame.cli.validation import fields_of, is_section
 
 _QUOTED_OR_NESTED = ("'", '"', "{", "null", "???")
 """Beginnings of values that Hydra parses as they are."""
+_PLAIN = re.compile("(?!(?:true|false|null|inf|nan)$)[a-z_][a-z0-9_./-]*", re.IGNORECASE)
+"""Texts that Hydra reads as such without quotes. Printed commands are easier to read without."""
 
 
 def ease(arguments: Sequence[str], model: type[Config] | None) -> list[str]:
@@ -28,8 +31,8 @@ def ease(arguments: Sequence[str], model: type[Config] | None) -> list[str]:
     >>> from yamame.cli.settings import EvaluateConfig, LeaderboardConfig
     >>> ease(["run=runs/seed=0", "env.size=13", "seed=1"], EvaluateConfig)
     ["run='runs/seed=0'", '++env.size=13', 'seed=1']
-    >>> ease(["run=[a,b=1]"], EvaluateConfig)
-    ["run=['a','b=1']"]
+    >>> ease(["run=[a,b=1,2]"], EvaluateConfig)
+    ["run=[a,'b=1','2']"]
     >>> ease(["popgym", "tier=cpu"], LeaderboardConfig)
     ['suite=popgym', 'tier=cpu']
     """
@@ -75,7 +78,7 @@ def _is_verbatim(hint: Any) -> bool:
 
 
 def _quoted(value: str) -> str:
-    """Return a value in quotes; of a list in brackets, each item."""
+    """Return a value in quotes where it needs them; of a list in brackets, each item."""
     # Python's None is refused where the command line is checked, instead of taken as a name.
     if value.startswith(_QUOTED_OR_NESTED) or value in ("", "None"):
         return value
@@ -85,6 +88,8 @@ def _quoted(value: str) -> str:
             if item.strip():
                 items.append(_quoted(item.strip()))
         return f"[{','.join(items)}]"
+    if _PLAIN.fullmatch(value):
+        return value
     # A backslash before a quote escapes it in Hydra's grammar, so it must be doubled itself.
     escaped = value.replace("\\'", "\\\\'").replace("'", "\\'")
     return f"'{escaped}'"
