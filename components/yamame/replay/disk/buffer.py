@@ -209,12 +209,16 @@ class TrajectorySampler(RandomSampler):
             RuntimeError: No trajectory with a transition is held, or none of them is held out.
         """
         storage.refresh()
-        is_drawn = self._is_held_out(storage) == self._draws_held_out
-        positions = is_drawn.nonzero().squeeze(-1)
-        total = len(positions)
+        positions = None
+        # Without a split, a draw takes the same time however many trajectories are held.
+        if self.held_out is not None or self._draws_held_out:
+            is_drawn = self._is_held_out(storage) == self._draws_held_out
+            positions = is_drawn.nonzero().squeeze(-1)
+        total = len(storage) if positions is None else len(positions)
         ends = None
         if self.by == "timestep":
-            ends = (storage.lengths[positions] - 1).cumsum(0)
+            lengths = storage.lengths if positions is None else storage.lengths[positions]
+            ends = (lengths - 1).cumsum(0)
             total = int(ends[-1]) if total else 0
         if not total:
             kind = "no held-out trajectory" if self._draws_held_out else "nothing to sample"
@@ -224,7 +228,7 @@ class TrajectorySampler(RandomSampler):
         if ends is not None:
             # The draw is of a transition: find the trajectory that holds it.
             index = torch.searchsorted(ends, index, right=True)
-        return positions[index], {}
+        return (index if positions is None else positions[index]), {}
 
     def _is_held_out(self, storage: TrajectoryFollower) -> Tensor:
         """Return whether each trajectory held is held out: bool ``[len]``, oldest first."""
