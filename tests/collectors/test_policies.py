@@ -129,7 +129,7 @@ def ours():
         env.full_action_spec["action"],
         timestep_encoder=partial(MLPTimestepEncoder, hidden_size=16, out_size=8),
         goal_encoder=MLPGoalEncoder,
-        trajectory_encoder=partial(GRUEncoder, hidden_size=8, out_features=8),
+        trajectory_encoder=partial(GRUEncoder, hidden_size=32, out_features=32),
         actor=partial(ActorHead, hidden_size=16),
         critic=partial(make_critic, hidden_size=16),
         returns=PopArt,
