@@ -95,7 +95,7 @@ def test_texts_are_quoted_and_keys_may_be_new_but_only_those_named():
         "other=a=1",
         "run=null",
     ]
-    assert ease(["run='a'", "run=[x=1, y]"], Example) == ["run='a'", "run=['x=1','y']"]
+    assert ease(["run='a'", "run=[x=1, y]"], Example) == ["run='a'", "run=['x=1',y]"]
     assert ease(["-m", "run=a,b"], Example) == ["-m", "run=a,b"]
 
 
