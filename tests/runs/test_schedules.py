@@ -181,12 +181,14 @@ def evaluations_of(run, *, length, steps_per_iteration=10):
     return places
 
 
-def test_evaluations_are_spread_evenly_and_take_no_more_steps_than_training():
+def test_evaluations_are_spread_evenly_and_take_a_third_of_the_steps_of_training_at_most():
     short = evaluations_of(run_of(Budget(env_steps=800)), length=2)
     assert short == [100, 200, 300, 400, 500, 600, 700]  # the eighth is that at the end
-    # An evaluation takes 160 steps: each begins once training has taken more since the last one.
-    long = evaluations_of(run_of(Budget(env_steps=800)), length=10)
-    assert long == [160, 330, 500, 670]
+    # An evaluation takes 64 steps: each begins once training has taken three times as many.
+    long = evaluations_of(run_of(Budget(env_steps=800)), length=4)
+    assert long == [200, 400, 600]
+    longer = evaluations_of(run_of(Budget(env_steps=800)), length=6)
+    assert longer == [290, 580]
     assert evaluations_of(run_of(Budget(env_steps=800)), length=100) == []
 
 

@@ -168,8 +168,8 @@ class EvaluationSettings(Section):
     """Number of held-out tasks, each played for one complete episode."""
     interval: Count | None
     """Environment steps between evaluations; updates in recipes without environment steps; null:
-    eight over the budget, or fewer, none before training has taken as many steps as the last one
-    did."""
+    eight over the budget, or fewer, none before training has taken three times as many steps as the
+    last one did."""
     seed: Natural
     """Seed of the held-out tasks, whose results choose the best checkpoint. Training never uses it,
     and recipes/evaluate.py uses another."""

@@ -22,7 +22,12 @@ from yamame.evaluation import EvaluationResult
 from yamame.runs.api import load_recipe
 from yamame.runs.callbacks import Callback
 from yamame.runs.limits import with_minutes
-from yamame.runs.schedules import LATEST_START, NUM_CHECKPOINTS, NUM_EVALUATIONS
+from yamame.runs.schedules import (
+    LATEST_START,
+    NUM_CHECKPOINTS,
+    NUM_EVALUATIONS,
+    STEPS_PER_EVALUATION,
+)
 from yamame.runs.state import RunState
 from yamame.system.budget import Budget
 
@@ -328,8 +333,9 @@ def _evaluations(watch: Stopwatch, cfg: AnyConfig, env_steps: float) -> float:
     interval = cfg.evaluation.interval
     if interval is not None:
         return env_steps // interval + 1
-    # Training takes at least as many steps between two of them as one takes.
-    steps_each = max(1, cfg.evaluation.num_episodes * watch.steps_per_episode)
+    # Training takes several times as many steps between two of them as one takes.
+    steps_of_one = max(1, cfg.evaluation.num_episodes * watch.steps_per_episode)
+    steps_each = STEPS_PER_EVALUATION * steps_of_one
     return min(NUM_EVALUATIONS, env_steps // steps_each + 1)
 
 

@@ -20,6 +20,8 @@ LATEST_START = 0.1
 
 NUM_EVALUATIONS = 8
 """Evaluations over the budget without ``evaluation.interval``, that at its end included."""
+STEPS_PER_EVALUATION = 3
+"""Steps of training for each step of an evaluation, at least, without ``evaluation.interval``."""
 NUM_CHECKPOINTS = 10
 """Checkpoints over the budget without ``checkpoint.interval``."""
 _LONGEST_UNSAVED_S = 300.0
@@ -165,8 +167,8 @@ def evaluation_is_due(run: RunState) -> bool:
 
     Without an interval, evaluations are spread evenly over the budget. As a step of an evaluation
     costs less than one of training, which learns as well, their cost is bounded by letting none
-    begin before training has taken as many steps since the last one as that took. Before the first,
-    as many episodes must have ended.
+    begin before training has taken `STEPS_PER_EVALUATION` times as many steps since the last one as
+    that took. Before the first, as many times its episodes must have ended.
     """
     progress, settings = run.progress, run.cfg.evaluation
     if settings.interval is not None:
@@ -176,8 +178,9 @@ def evaluation_is_due(run: RunState) -> bool:
     if progress.unit == "updates":
         return True
     if progress.evaluation_steps is None:
-        return bool(progress.episodes >= settings.num_episodes)
-    return progress.env_steps - progress.evaluated_at > progress.evaluation_steps
+        return bool(progress.episodes >= STEPS_PER_EVALUATION * settings.num_episodes)
+    steps = progress.env_steps - progress.evaluated_at
+    return steps > STEPS_PER_EVALUATION * progress.evaluation_steps
 
 
 def count_evaluation(run: RunState, result: EvaluationResult) -> None:
