@@ -326,7 +326,7 @@ def test_what_recipes_have_in_common_stands_in_one_file():
 
 
 def names_discounts(name: str) -> bool:
-    """Whether an experiment, one that it builds on, or the agent that it chooses names numbers."""
+    """Return True if an experiment, one it builds on, or the agent it chooses names numbers."""
     settings = OmegaConf.load(CONF / "experiment" / f"{name}.yaml")
     if "gammas" in settings.get("agent", {}):
         return True

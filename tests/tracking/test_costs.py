@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 from yamame.tracking.costs import CostMeter, SystemMetrics
@@ -32,12 +33,19 @@ def test_sleeping_costs_wall_time_but_no_cpu_time():
     assert meter.cpu_s < 0.2
 
 
-def test_a_living_child_counts_already():
-    meter = CostMeter()
+@contextmanager
+def busy_child():
+    """Process that has used the processor, and lives until a line is sent to it."""
     code = BURN + "\nprint('done', flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as child:
         child.stdout.readline()
+        yield child
+
+
+def test_a_living_child_counts_already():
+    meter = CostMeter()
+    with busy_child() as child:
         assert child.poll() is None
         assert meter.cpu_s >= 0.28
         child.communicate("\n")
@@ -45,10 +53,7 @@ def test_a_living_child_counts_already():
 
 def test_a_recent_reading_counts_no_second_twice():
     meter = CostMeter()
-    code = BURN + "\nprint('done', flush=True); input()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as child:
-        child.stdout.readline()
+    with busy_child() as child:
         assert meter.cpu_s >= 0.28  # reads the living child
         child.communicate("\n")
     assert meter.recent_cpu_s() - meter.cpu_s < 0.1

@@ -72,7 +72,7 @@ class Budget:
 
     @property
     def is_timed(self) -> bool:
-        """Whether a clock may end the run, which then cannot be reproduced exactly."""
+        """True if a clock may end the run, which then cannot be reproduced exactly."""
         return self.minutes is not None or self.cpu_s is not None
 
     @property

@@ -228,7 +228,9 @@ class TrajectorySampler(RandomSampler):
         if ends is not None:
             # The draw is of a transition: find the trajectory that holds it.
             index = torch.searchsorted(ends, index, right=True)
-        return (index if positions is None else positions[index]), {}
+        if positions is not None:
+            index = positions[index]
+        return index, {}
 
     def _is_held_out(self, storage: TrajectoryFollower) -> Tensor:
         """Return whether each trajectory held is held out: bool ``[len]``, oldest first."""
