@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from yamame.checks import ArgumentError
+from yamame.distributed import is_rank0
 from yamame.execution.capturing import recording
 from yamame.execution.recorder import Recorder, structure, tensors_of
 from yamame.execution.recordings import Recordings
@@ -111,7 +112,7 @@ class RecordedUpdates:
         self._recordings.count(key)
 
     def _record(self, batch: TensorDictBase) -> tuple[Gradients, Step]:
-        if not self._is_announced:
+        if not self._is_announced and is_rank0():
             self._is_announced = True
             print_stderr(
                 "Learner: records updates as CUDA graphs, which takes seconds for a batch of new "
@@ -119,6 +120,8 @@ class RecordedUpdates:
             )
         static_batch = batch.clone()
         state = self._state()
+        metrics: Metrics = {}
+        rows = _Rows(metrics)
 
         def record_gradients() -> Metrics:
             nonlocal metrics, rows
@@ -130,8 +133,6 @@ class RecordedUpdates:
             self._step(metrics["grad_norm"])
             return {}
 
-        metrics: Metrics = {}
-        rows = _Rows(metrics)
         with recording():
             replay_gradients, tensors = self._recorder.record(
                 record_gradients, reads=[*state, *static_batch.values(True, True)]
