@@ -16,9 +16,10 @@ from yamame.checks import require
 from yamame.collectors.assembly import TrajectoryAssembler
 from yamame.collectors.base import Episodes, PreparesToAct, Remembers, Replay, outermost
 from yamame.collectors.block import on_host
+from yamame.collectors.cast_weights import CastWeights
 from yamame.collectors.entries import Block, StepEntries, with_ends
 from yamame.collectors.memory import MemoryAfterUpdate, check_memory, renew_memory
-from yamame.execution.precision import Precision, check_precision, in_precision
+from yamame.execution.precision import Precision, check_precision, in_precision, is_lower
 from yamame.execution.recorded_steps import Capturable, RecordedSteps, is_capturable
 from yamame.execution.recorder import check_compiler, cuda_recorder
 
@@ -91,8 +92,11 @@ class SyncCollector:
 
         device = self._policy_device()
         check_precision(owner, autocast, device)
-        # Casts of weights are not cached: weights change in place between two steps.
+        # Autocast caches no casts of weights, which change in place between two steps.
         self._precision = in_precision(device, autocast, cache=False)
+        self._cast_weights: CastWeights | None = None
+        if is_lower(device, autocast):
+            self._cast_weights = CastWeights(self.policy, torch.bfloat16)
         self._mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
         # Reading a tensor of such a device synchronizes with it.
         self._is_async_device = device.type != "cpu"
@@ -219,6 +223,8 @@ class SyncCollector:
     def _prepare_to_act(self) -> None:
         for _, module in outermost(self.policy, PreparesToAct):
             module.prepare_to_act()
+        if self._cast_weights is not None:
+            self._cast_weights.refresh()
 
     def metrics(self) -> dict[str, float]:
         """Return ``unfinished_steps``: steps of episodes that have not ended."""

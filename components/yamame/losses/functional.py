@@ -6,7 +6,6 @@ Shapes: B sequences, L timesteps, T = L - 1 transitions, G discounts, C critics.
 sequence holds the observation at t and the transition that leaves t.
 """
 
-import math
 from typing import Literal
 
 import torch
@@ -78,9 +77,10 @@ class MaskedMean:
         # Selecting, instead of multiplying by zero, keeps NaN and Inf of masked entries out of the
         # sum.
         total = torch.where(selected, values, 0.0).sum(reduced)
-        # Every marked entry stands for as many numbers.
-        per_entry = math.prod(values.shape[self.mask.ndim :]) // total.numel()
-        return total / (self._count * per_entry)
+        num_averaged = self._count
+        for size in values.shape[self.mask.ndim : values.ndim if dim is None else -1]:
+            num_averaged = num_averaged * size
+        return total / num_averaged
 
 
 def bootstrapped_targets(
