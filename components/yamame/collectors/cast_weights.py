@@ -19,8 +19,8 @@ class _CastOnce(nn.Module):
     They are buffers that are written in place, because recorded steps read them at their address.
     """
 
-    weight: Tensor
-    bias: Tensor | None
+    weight: Any
+    bias: Any
     cast_weight: Tensor
     cast_bias: Tensor | None
 
