@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, distributed, nn
 
 from yamame.checks import UsageError
-from yamame.execution.capturing import between_graphs
 
 T = TypeVar("T")
 Module = TypeVar("Module", bound=nn.Module)
@@ -121,6 +120,41 @@ def all_gather_tensors(*values: Tensor) -> list[Tensor]:
     for part, value in zip(rows.split([v.numel() for v in values], 1), values, strict=True):
         gathered.append(part.reshape(-1, *value.shape))
     return gathered
+
+
+# State of the module, because backward passes of a capture run in other threads.
+_divide: Callable[[Callable[[], None]], None] | None = None
+
+
+def between_graphs(call: Callable[[], None]) -> None:
+    """Execute a call of the host, which a capture cannot contain, such as a message.
+
+    A capture ends one graph here and begins another. It executes nothing; every replay executes the
+    call between the two graphs. Outside of a capture the call is executed at once.
+
+    Args:
+        call: Reads and writes tensors in place.
+    """
+    if _divide is None:
+        call()
+    else:
+        _divide(call)
+
+
+@contextmanager
+def divided_by(divide: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+    """Let a recorder handle the calls of `between_graphs` inside of the context.
+
+    Args:
+        divide: Called with a call that is to be executed at this point of every replay.
+    """
+    global _divide
+    before = _divide
+    _divide = divide
+    try:
+        yield
+    finally:
+        _divide = before
 
 
 def _flat(values: Sequence[Tensor]) -> Tensor:

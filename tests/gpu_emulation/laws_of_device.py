@@ -11,7 +11,8 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from yamame.execution.capturing import between_graphs, recording
+from yamame.distributed import between_graphs
+from yamame.execution.capturing import recording
 from yamame.execution.recorded_updates import make_capturable
 from yamame.execution.recorder import CudaRecorder
 from yamame.training import MuonAdamW, Progress

@@ -9,10 +9,10 @@ A captured computation is a CUDA graph, a compiled function or an exported funct
   parameter, a buffer, a declared input or a `Constant`, and new values are copied into it. Python
   numbers are constants of the graph: a number that changes between runs must be a tensor.
   `yamame.testing.DeclaredReads` checks the tensors.
-* Messages to other processes are calls of the host. They are sent within `between_graphs`.
+* Messages to other processes are calls of the host, see `yamame.distributed.between_graphs`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -26,7 +26,6 @@ NUM_SEGMENTS = "num_segments"
 # State of the module, because neither an argument nor a context variable would reach the threads in
 # which autograd runs the backward pass of a captured update.
 _recording = False
-_divide: Callable[[Callable[[], None]], None] | None = None
 
 
 def capturing() -> bool:
@@ -53,37 +52,6 @@ def recording() -> Iterator[None]:
         yield
     finally:
         _recording = before
-
-
-def between_graphs(call: Callable[[], None]) -> None:
-    """Execute a call of the host, which a capture cannot contain, such as a message.
-
-    A capture ends one graph here and begins another. It executes nothing; every replay executes the
-    call between the two graphs. Outside of a capture the call is executed at once.
-
-    Args:
-        call: Reads and writes tensors in place.
-    """
-    if _divide is None:
-        call()
-    else:
-        _divide(call)
-
-
-@contextmanager
-def divided_by(divide: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-    """Let a recorder handle the calls of `between_graphs` inside of the context.
-
-    Args:
-        divide: Called with a call that is to be executed at this point of every replay.
-    """
-    global _divide
-    before = _divide
-    _divide = divide
-    try:
-        yield
-    finally:
-        _divide = before
 
 
 class Constant:

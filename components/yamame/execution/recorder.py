@@ -19,7 +19,8 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from yamame.checks import ArgumentError
-from yamame.execution.capturing import NUM_SEGMENTS, capturing, divided_by
+from yamame.distributed import divided_by
+from yamame.execution.capturing import NUM_SEGMENTS, capturing
 from yamame.system.messages import print_stderr
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class CudaRecorder:
     """Records CUDA graphs that share one memory pool.
 
     A computation is one graph, or several with calls of the host between them, see
-    `yamame.execution.capturing.between_graphs`.
+    `yamame.distributed.between_graphs`.
 
     Args:
         device: A CUDA device.
