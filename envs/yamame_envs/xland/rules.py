@@ -28,7 +28,8 @@ NUM_ACTIONS: Final = 6
 _DIRECTIONS: Final = ((-1, 0), (0, 1), (1, 0), (0, -1))
 # Changes of the cell in front of the agent.
 _NO_CHANGE, _TAKE, _PUT, _OPEN, _CLOSE, _UNLOCK = range(6)
-# Tiles that codes are below, and bits that keep the facts of different conditions apart.
+# Codes are below the first number, and facts about two tiles below the second, so conditions of
+# different kinds never have the same fact.
 _PAIR: Final = 2**12
 _HELD: Final = 2**28
 _NEVER: Final = -1
@@ -165,7 +166,8 @@ class Game(nn.Module):
         beside, around, ahead = codes.split([4, 4, 1], 1)
         pairs = _PAIR * ahead + around
         turned = _PAIR * around.roll(2, 1) + ahead
-        return Facts(near, beside, pairs, turned, (pocket + _HELD).unsqueeze(-1))
+        held = pocket.to(torch.int32) + _HELD
+        return Facts(near, beside, pairs, turned, held.unsqueeze(-1))
 
     def tested(self, program: Tensor, facts: Facts, action: Tensor) -> Tensor:
         """Return which conditions hold: ``[N, k]`` bool for lines ``[N, k, 6]`` of a program."""
@@ -293,9 +295,7 @@ def _places(size: int, view_size: int) -> dict[str, Tensor]:
 
     far = torch.arange(view_size - 1, -1, -1).repeat_interleave(view_size)
     side = (torch.arange(view_size) - view_size // 2).repeat(view_size)
-    view = shifted(
-        torch.stack([-far, side, far, -side]), torch.stack([side, far, -side, -far])
-    )
+    view = shifted(torch.stack([-far, side, far, -side]), torch.stack([side, far, -side, -far]))
 
     pose = torch.arange(4 * size * size)
     direction = pose % 4
