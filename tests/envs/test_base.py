@@ -4,7 +4,7 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.transforms import RewardSum
 from torchrl.envs.utils import check_env_specs
-from yamame_envs import DarkKeyDoor, MazeRunner, MetaFrozenLake
+from yamame_envs import DarkKeyDoor, MazeRunner, MetaFrozenLake, XLand
 from yamame_envs.streams import fold
 
 
@@ -121,7 +121,7 @@ def test_a_partial_reset_touches_only_its_rows(make, play, same):
 
 def test_timesteps_carry_the_context_of_the_step_before(make, play, actions_of):
     env = make(num_envs=4)
-    several_trials = isinstance(env, DarkKeyDoor | MetaFrozenLake)
+    several_trials = isinstance(env, DarkKeyDoor | MetaFrozenLake | XLand)
     steps, _ = play(env, 40)
     starts = torch.ones(4, 1, dtype=torch.bool)
     t = torch.zeros(4, 1, dtype=torch.int64)

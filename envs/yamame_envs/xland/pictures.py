@@ -1,7 +1,7 @@
 """Pictures of XLand-MiniGrid."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ _ROOT_3: Final = 3**0.5
 
 _Points = npt.NDArray[np.float64]
 _Mask = npt.NDArray[np.bool_]
+# Coordinates of points, from -0.5 to 0.5 rightwards and downwards, to those in the shape.
+_Shape = Callable[[_Points, _Points], _Mask]
 
 
 def draw_grid(
@@ -81,25 +83,22 @@ def _draw_tile(picture: Picture, cell: tuple[int, int], kind: int, color: Color)
         _paint(picture, cell, color, shape)
 
 
-def _paint(picture: Picture, cell: tuple[int, int], color: Color, shape: Any) -> None:
-    """Paint a shape into a cell, in place.
-
-    ``shape`` maps the coordinates of points, from -0.5 to 0.5 rightwards and downwards, to a mask.
-    """
+def _paint(picture: Picture, cell: tuple[int, int], color: Color, shape: _Shape) -> None:
+    """Paint a shape into a cell, in place."""
     points = (np.arange(CELL * _SAMPLES) + 0.5) / (CELL * _SAMPLES) - 0.5
     y, x = np.meshgrid(points, points, indexing="ij")
-    mask = np.asarray(shape(x, y), dtype=np.float64)
+    mask = shape(x, y).astype(np.float64)
     cover = mask.reshape(CELL, _SAMPLES, CELL, _SAMPLES).mean((1, 3))[..., None]
     top, left = cell[0] * CELL, cell[1] * CELL
     window = picture[top : top + CELL, left : left + CELL]
     window[:] = np.rint(window + cover * (np.array(color) - window)).astype(np.uint8)
 
 
-def _arrow(direction: int) -> Any:
+def _arrow(direction: int) -> _Shape:
     def shape(x: _Points, y: _Points) -> _Mask:
         forward = (-y, x, y, -x)[direction]
         sideways = (x, y, x, y)[direction]
-        return (forward > -0.32) & (forward < 0.36 - 1.1 * np.abs(sideways) * 1.0)
+        return (forward > -0.3) & (forward < 0.36 - 1.6 * np.abs(sideways))
 
     return shape
 
@@ -134,7 +133,7 @@ def _key(x: _Points, y: _Points) -> _Mask:
     return bow | shaft | teeth
 
 
-_SHAPES: Final = {
+_SHAPES: Final[dict[int, _Shape]] = {
     Tile.BALL: _ball,
     Tile.SQUARE: _square,
     Tile.PYRAMID: _pyramid,
