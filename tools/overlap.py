@@ -45,7 +45,6 @@ ROWS = (
     "env=frozenlake env.hard=true env.size=4",
     "experiment=xland_trivial",
     "experiment=xland_small",
-    "experiment=xland_small env.split_by=goals",
 )
 """Overrides that are counted by default."""
 CLAIMS = {

@@ -32,10 +32,6 @@ from xminigrid.wrappers import GymAutoResetWrapper
 from yamame_envs import XLand
 from yamame_envs.xland.rulesets import LEVELS, draw_rulesets
 
-_STEPS = 100
-"""Steps of all rows per measurement."""
-
-
 def main() -> None:
     """Print a Markdown table with one line per level."""
     parser = argparse.ArgumentParser(
@@ -46,6 +42,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=9)
     parser.add_argument("--num-envs", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=100, help="of all rows, in a round")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("| level | XLand | xminigrid, shared | ratio | xminigrid, own | ratio |")
@@ -70,7 +67,7 @@ def line_of(level: str, options: argparse.Namespace) -> str:
         for play, measured in zip(players, speeds, strict=True):
             start = time.process_time()
             play()
-            measured.append(_STEPS * options.num_envs / (time.process_time() - start))
+            measured.append(options.steps * options.num_envs / (time.process_time() - start))
     native, shared, own = (f"{statistics.median(measured):,.0f}" for measured in speeds)
     ratios = []
     for other in speeds[1:]:
@@ -92,7 +89,7 @@ def native_player(level: str, options: argparse.Namespace) -> Callable[[], None]
     current = [env.reset()]
 
     def play() -> None:
-        actions = torch.randint(6, (_STEPS, options.num_envs))
+        actions = torch.randint(6, (options.steps, options.num_envs))
         for action in actions:
             current[0] = env.step_and_maybe_reset(current[0].set("action", action))[1]
 
@@ -116,7 +113,7 @@ def original_player(
 
     @jax.jit
     def advance(ruleset: RuleSet, timestep: Any, key: jax.Array) -> Any:
-        actions = jax.random.randint(key, (_STEPS, options.num_envs), 0, 6)
+        actions = jax.random.randint(key, (options.steps, options.num_envs), 0, 6)
         step = jax.vmap(lambda r, t, a: env.step(with_ruleset(r), t, a), (axes, 0, 0))
 
         def body(timestep: Any, action: jax.Array) -> tuple[Any, None]:
