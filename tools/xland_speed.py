@@ -32,6 +32,7 @@ from xminigrid.wrappers import GymAutoResetWrapper
 from yamame_envs import XLand
 from yamame_envs.xland.rulesets import LEVELS, draw_rulesets
 
+
 def main() -> None:
     """Print a Markdown table with one line per level."""
     parser = argparse.ArgumentParser(

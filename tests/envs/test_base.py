@@ -144,7 +144,7 @@ def test_timesteps_carry_the_context_of_the_step_before(make, play, actions_of):
         else:
             low, high = env.action_spec.space.low, env.action_spec.space.high
             torch.testing.assert_close(low + (after["prev_action"] + 1) / 2 * (high - low), action)
-        if not isinstance(env, MetaFrozenLake):  # which also ends after its last attempt
+        if not isinstance(env, MetaFrozenLake | XLand):  # which also ends after its last attempt
             assert torch.equal(after["terminated"], after["success"] | (t >= env.time_limit))
         assert torch.equal(after["done"], after["terminated"])
         assert not after["truncated"].any()
