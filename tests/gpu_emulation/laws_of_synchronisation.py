@@ -14,7 +14,7 @@ from yamame.agent import InContextPolicy
 MOST = {"steps": 0, "blocks": 3, "updates": 1}
 """How often the host may wait, on average over the last ones: per step of all environments between
 the first decision of a block and its last, elsewhere in a block, and per update."""
-LAUNCHES = {"steps": 1, "blocks": 12, "updates": 10}
+LAUNCHES = {"steps": 1, "blocks": 12, "updates": 9}
 """How much the host may launch where steps and updates are recorded: graphs and other kernels.
 
 Of an update: two graphs, copies of its batch, of its metrics and of the learning rate, and what the
