@@ -89,7 +89,7 @@ class CudaRecorder:
                     results = function()
             finally:
                 pieces.end()
-        return pieces.run, results
+        return pieces.run(), results
 
     def wait(self) -> None:
         """Wait for the device."""
@@ -138,10 +138,17 @@ class _Pieces:
         self._calls.append(call)
         self.begin()
 
-    def run(self) -> None:
-        """Launch the graphs and execute the calls."""
-        for call in self._calls:
-            call()
+    def run(self) -> Callable[[], None]:
+        """Return a function that launches the graphs and executes the calls."""
+        calls = self._calls
+        if len(calls) == 1:
+            return calls[0]
+
+        def run() -> None:
+            for call in calls:
+                call()
+
+        return run
 
 
 @contextmanager
