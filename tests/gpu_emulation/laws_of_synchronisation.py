@@ -14,11 +14,11 @@ from yamame.agent import InContextPolicy
 MOST = {"steps": 0, "blocks": 3, "updates": 1}
 """How often the host may wait, on average over the last ones: per step of all environments between
 the first decision of a block and its last, elsewhere in a block, and per update."""
-LAUNCHES = {"steps": 1, "blocks": 12, "updates": 9}
+LAUNCHES = {"steps": 1, "blocks": 12, "updates": 11}
 """How much the host may launch where steps and updates are recorded: graphs and other kernels.
 
-Of an update: two graphs, copies of its batch, of its metrics and of the learning rate, and what the
-guard reads."""
+Of an update: two graphs, copies of its batch and of its metrics, three for what the guard reads, and
+two for the learning rate of each of two groups of the optimizer."""
 TINY = (
     "debug=tiny", "logger=none", "schedule.regulator=null", "schedule.autocast=null",
     "device=cuda", "evaluation.num_episodes=2",
