@@ -17,8 +17,8 @@ the first decision of a block and its last, elsewhere in a block, and per update
 LAUNCHES = {"steps": 1, "blocks": 12, "updates": 11}
 """How much the host may launch where steps and updates are recorded: graphs and other kernels.
 
-Of an update: two graphs, copies of its batch and of its metrics, three for what the guard reads, and
-two for the learning rate of each of two groups of the optimizer."""
+Of an update: two graphs, copies of its batch and of its metrics, three for what the guard reads,
+and two for the learning rate of each of two groups of the optimizer."""
 TINY = (
     "debug=tiny", "logger=none", "schedule.regulator=null", "schedule.autocast=null",
     "device=cuda", "evaluation.num_episodes=2",
