@@ -32,20 +32,21 @@ timestep, on padding, on another env or on anything before the last start.
 import inspect
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
-from torch.nn import functional as F
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
-from yamame.checks import Bounds, PositiveInt, check_bounds, require, require_choice
+from yamame.activations import Activation as Activation
+from yamame.activations import activation_function as activation_function
+from yamame.checks import Bounds, PositiveInt, check_bounds, require
 from yamame.execution.capturing import NUM_SEGMENTS
 from yamame.rollouts import INIT_REMEDY, changes_trajectory
 from yamame.trajectory.steps import (
@@ -63,20 +64,6 @@ DropoutRate = Annotated[float, Bounds(least=0, below=1)]
 
 _STEPS_AHEAD = 16
 """Steps for which a memory on a device grows at once. Checking its length waits for the device."""
-
-Activation = Literal["leaky_relu", "gelu", "relu"]
-
-
-def activation_function(owner: str, name: Activation) -> Callable[[Tensor], Tensor]:
-    """Return an activation by its name.
-
-    Args:
-        owner: Class named in the error.
-        name: Name of the activation.
-    """
-    require_choice(owner, "activation", name, get_args(Activation))
-    function: Callable[[Tensor], Tensor] = getattr(F, name)
-    return function
 
 
 class TrajectoryEncoder(TensorDictModuleBase):
