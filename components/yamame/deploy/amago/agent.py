@@ -83,9 +83,9 @@ def _read_arguments(place: Path | None, typed: Mapping[str, Any], network: Netwo
     read = None
     if place is None:
         print_stderr(
-            "amago: no config.txt of AMAGO: activations, discount factors and the like are taken to "
-            "be the defaults of AMAGO 3.3; name the file with amago.config=..., or give arguments "
-            "as amago.gin.Agent.gamma=0.99"
+            "amago.config: without a config.txt, activations, discount factors and the like are "
+            "taken to be the defaults of AMAGO 3.3; name the file with amago.config=..., or give "
+            "arguments as amago.gin.Agent.gamma=0.99"
         )
     else:
         try:

@@ -61,8 +61,8 @@ def parse_gin(text: str, name: str) -> dict[str, Any]:
     Raises:
         UsageError: A line is no assignment.
 
-    >>> parse_gin("Agent.gamma = 0.9\nActor.kind = @amago.Beta\nM.list = \\\n    [1,\n     2]", "it")
-    {'Agent.gamma': 0.9, 'Actor.kind': @amago.Beta, 'M.list': [1, 2]}
+    >>> parse_gin("Agent.gamma = 0.9\nActor.kind = @Beta\nM.list = \\\n    [1,\n     2]", "it")
+    {'Agent.gamma': 0.9, 'Actor.kind': @Beta, 'M.list': [1, 2]}
     """
     values: dict[str, Any] = {}
     for statement in _statements(text):

@@ -367,6 +367,7 @@ def _actions(
     if num_actions >= 1 and params == num_actions:
         return "bits", num_actions
     raise UsageError(
-        f"{source}: the policy must be Discrete, TanhGaussian, Beta or Multibinary: it has {params} "
-        f"parameters for an action, and critics that read {read} numbers beside the context"
+        f"{source}: the policy must be Discrete, TanhGaussian, Beta or Multibinary: it has "
+        f"{params} parameters for an action, and critics that read {read} numbers beside the "
+        "context"
     )
