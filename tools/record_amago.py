@@ -53,12 +53,14 @@ class Case:
         action_space: Space of the actions.
         gin: Arguments of AMAGO's classes.
         length: Longest sequence, the timesteps that a Transformer remembers.
+        sharpness: Factor on the outputs of the actor, so that AMAGO clips some probabilities.
     """
 
     memory: str
     action_space: spaces.Space[Any]
     gin: dict[str, Any] = field(default_factory=dict)
     length: int = 48
+    sharpness: float = 1.0
 
 
 _SMALL = {"Actor.d_hidden": 16, "NCritics.d_hidden": 16, "Agent.num_critics": 2}
@@ -69,6 +71,7 @@ CASES = {
         "transformer",
         spaces.Discrete(3),
         {**_SMALL, **_TWO, "TformerTrajEncoder.n_heads": 4},
+        sharpness=10.0,
     ),
     "transformer_box": Case(
         "transformer",
@@ -87,6 +90,7 @@ CASES = {
             "Actor.activation": "gelu",
             "NCritics.activation": "mish",
             "Actor.n_layers": 1,
+            "Agent.gamma": 0.99995,
         },
     ),
     "transformer_beta": Case(
@@ -212,10 +216,11 @@ def experiment(case: Case, root: Path) -> Any:
 
 
 @torch.no_grad()
-def perturb(policy: Any) -> None:
+def perturb(policy: Any, case: Case) -> None:
     """Add noise to all parameters."""
     for parameter in policy.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
+    policy.actor.base.out_layer.weight.mul_(case.sharpness)
     policy.hard_sync_targets()
 
 
@@ -313,7 +318,7 @@ def record(name: str, case: Case, folder: Path, *, keep: bool) -> None:
     np.random.seed(SEED)
     root = Path(tempfile.mkdtemp()) if not keep else folder / name
     found = experiment(case, root)
-    perturb(found.policy)
+    perturb(found.policy, case)
     found.save_checkpoint()
     found.write_latest_policy()
 

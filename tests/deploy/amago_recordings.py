@@ -1,5 +1,6 @@
 """Recordings of AMAGO 3.3 (``tools/record_amago.py``), and what an imported agent computes."""
 
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,15 +57,14 @@ def register():
     for case in SPACES:
         name = env_id(case)
         if name not in gymnasium.registry:
-            gymnasium.register(
-                name, entry_point=Noise, kwargs={"case": case}, max_episode_steps=60
-            )
+            gymnasium.register(name, entry_point=Noise, kwargs={"case": case}, max_episode_steps=60)
 
 
 def env_id(case):
     return f"Amago{case.title().replace('_', '')}-v0"
 
 
+@cache
 def environment(case):
     """Configuration and interface of the environment of a recording."""
     register()
