@@ -11,6 +11,7 @@ import pytest
 import torch
 import yamame
 from safetensors.torch import load_file
+from yamame.deploy.service import Service
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "deploy" / "amago" / "gru_discrete"
@@ -140,7 +141,10 @@ def test_an_imported_agent_is_served(run, play):
     weights = "amago.weights=demo/ckpts/latest/policy.pt"
     status, out, _ = play("import_amago", run, weights, *arguments, "trust=[my_envs.]")
     assert (status, out) == (0, "agents/demo\n")
-    from yamame.deploy.service import Service
-
     service = Service(yamame.load("agents/demo", greedy=True, max_sessions=2))
-    assert service is not None
+    assert service.answer("/reset", b'{"session": 1}')[0] == 200
+    observation = {"a": [[0.5], [-0.5]], "b": [0.1, 0.2, 0.3]}
+    request = json.dumps({"session": 1, "observation": observation}).encode()
+    status, answer = service.answer("/act", request)
+    assert status == 200
+    assert answer["action"] in range(4)
