@@ -150,8 +150,12 @@ def read_segment(path: Path, format: TrajectoryFormat, sizes: Sizes) -> Segment:
     encoded = _encoded(arrays["actions"], format, name)
     observations = {}
     for key, array in arrays.items():
-        if key.startswith(_OBSERVATION):
-            observations[key.removeprefix(_OBSERVATION)] = array
+        if not key.startswith(_OBSERVATION):
+            continue
+        length = len(array) if array is not None and array.ndim else 0
+        condition = f"be {len(time)}, as that of 'time_idxs'"
+        require(name, f"length of {key!r}", length, length == len(time), condition)
+        observations[key.removeprefix(_OBSERVATION)] = array
     table = {
         "observations": observations,
         "actions": format.encoding.decode(encoded).numpy(),
@@ -177,7 +181,7 @@ def _check_shapes(arrays: dict[str, Any], format: TrajectoryFormat, name: str) -
     """Raise unless a file has AMAGO's arrays, of one number of steps."""
     found = sorted(arrays)
     for key in _ARRAYS:
-        array = arrays.get(key)
+        array: Any = arrays.get(key)
         condition = f"hold {key!r}, as AMAGO's files"
         require(name, "arrays", found, array is not None, condition)
         require(

@@ -115,9 +115,7 @@ class MLPTimestepEncoder(TensorDictModuleBase):
         self.out_features = out_size
 
         width = sum(self.in_sizes.values())
-        self.normalizer = None
-        if normalize and width > 0:
-            self.normalizer = RunningNormalizer(width, clip=clip)
+        self.normalizer = RunningNormalizer(width, clip=clip) if normalize and width > 0 else None
         parts = {f"encoders[{key!r}]": module for key, module in encoders.items()}
         if goal_encoder is not None:
             parts["goal_encoder"] = goal_encoder

@@ -212,13 +212,10 @@ class TransformerEncoder(TrajectoryEncoder):
         super().__init__(in_features, d_model, context_length=exact_length, keys=keys)
         self.limit_memory(capacity, "context_length or window")
         self.num_heads = num_heads
-        self.window = window
-        self.sinks = sinks
-        self.capacity = capacity
+        self.window, self.sinks, self.capacity = window, sinks, capacity
         self.checkpoint_layers = checkpoint_layers
         if checkpoint_layers:
-            # checkpoint() copies the state of the random generator to the host, which a CUDA graph
-            # cannot capture.
+            # checkpoint() copies the random state to the host, which a CUDA graph cannot capture.
             self.capture_obstacle = "checkpoint_layers"
 
         self.embed = nn.Linear(in_features, d_model)
