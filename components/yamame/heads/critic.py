@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from yamame.actions.spaces import ActionSpace
-from yamame.activations import Activation
-from yamame.checks import NonNegativeInt, NumLayers, PositiveInt, check_bounds, require
+from yamame.checks import Activation, NonNegativeInt, NumLayers, PositiveInt, check_bounds, require
 from yamame.heads.ensemble import EnsembleMLP
 
 _ACTION_LIMIT = 0.999
@@ -30,7 +29,7 @@ class StateActionCritic(nn.Module):
         num_outputs: Outputs O per value.
         hidden_size: Width of the hidden layers.
         num_layers: Number of hidden layers.
-        activation: Activation of the hidden layers (`yamame.activations`).
+        activation: Activation of the hidden layers (`yamame.checks.Activation`).
 
     Raises:
         ArgumentError: A size is not positive.
@@ -178,7 +177,7 @@ def make_critic(
         num_outputs: Outputs O per value.
         hidden_size: Width of the hidden layers.
         num_layers: Number of hidden layers.
-        activation: Activation of the hidden layers (`yamame.activations`).
+        activation: Activation of the hidden layers (`yamame.checks.Activation`).
         round_gammas: As for `ActionInputCritic`; of no effect where actions can be enumerated.
 
     Raises:

@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from yamame.activations import Activation, activation_class
-from yamame.checks import NumLayers, PositiveInt, check_bounds
+from yamame.checks import Activation, NumLayers, PositiveInt, check_bounds, require_activation
 
 
 class EnsembleLinear(nn.Module):
@@ -80,7 +79,7 @@ class EnsembleMLP(nn.Module):
         num_members: Number C of members.
         hidden_size: Width of the hidden layers.
         num_layers: Number of hidden layers.
-        activation: Activation of the hidden layers (`yamame.activations`).
+        activation: Activation of the hidden layers (`yamame.checks.Activation`).
 
     Raises:
         ArgumentError: A size is not positive, or the activation is unknown.
@@ -104,12 +103,13 @@ class EnsembleMLP(nn.Module):
         self.num_members = num_members
         # Critics are the widest part of an agent. In-place activations halve the memory that they
         # keep for the backward pass.
-        activate = activation_class("EnsembleMLP", activation, inplace=True)
+        activate = getattr(nn, require_activation("EnsembleMLP", activation))
+        options = {} if activation == "gelu" else {"inplace": True}
         sizes = [in_features, *[hidden_size] * num_layers, out_features]
         layers: list[nn.Module] = []
         for size, next_size in pairwise(sizes):
             layers.append(EnsembleLinear(size, next_size, num_members=num_members))
-            layers.append(activate())
+            layers.append(activate(**options))
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, x: Tensor, shared: Tensor | None = None) -> Tensor:

@@ -15,14 +15,15 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.modules import MLP
 
-from yamame.activations import Activation, activation_class
 from yamame.checks import (
+    Activation,
     ArgumentError,
     NumLayers,
     PositiveFloat,
     PositiveInt,
     check_bounds,
     require,
+    require_activation,
 )
 from yamame.normalization import RunningNormalizer
 
@@ -54,7 +55,7 @@ class MLPTimestepEncoder(TensorDictModuleBase):
         num_layers: Number of hidden layers.
         normalize: Normalise vectors by running statistics (`RunningNormalizer`).
         clip: Largest magnitude of a normalised number.
-        activation: Activation of the hidden layers (`yamame.activations`).
+        activation: Activation of the hidden layers (`yamame.checks.Activation`).
         goal_key: Key of the instruction.
         mask_key: Key of the mask of real timesteps.
         out_key: Key of the features.
@@ -130,7 +131,7 @@ class MLPTimestepEncoder(TensorDictModuleBase):
             out_size,
             depth=num_layers,
             num_cells=hidden_size,
-            activation_class=activation_class(owner, activation),
+            activation_class=getattr(nn, require_activation(owner, activation)),
         )
         self.norm = nn.LayerNorm(out_size)
 

@@ -40,13 +40,13 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
+from torch.nn import functional as F
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
-from yamame.activations import Activation as Activation
-from yamame.activations import activation_function as activation_function
-from yamame.checks import Bounds, PositiveInt, check_bounds, require
+from yamame.checks import Activation as Activation
+from yamame.checks import Bounds, PositiveInt, check_bounds, require, require_activation
 from yamame.execution.capturing import NUM_SEGMENTS
 from yamame.rollouts import INIT_REMEDY, changes_trajectory
 from yamame.trajectory.steps import (
@@ -64,6 +64,18 @@ DropoutRate = Annotated[float, Bounds(least=0, below=1)]
 
 _STEPS_AHEAD = 16
 """Steps for which a memory on a device grows at once. Checking its length waits for the device."""
+
+
+def activation_function(owner: str, name: Activation) -> Callable[[Tensor], Tensor]:
+    """Return an activation by its name.
+
+    Args:
+        owner: Class named in the error.
+        name: Name of the activation.
+    """
+    require_activation(owner, name)
+    function: Callable[[Tensor], Tensor] = getattr(F, name)
+    return function
 
 
 class TrajectoryEncoder(TensorDictModuleBase):

@@ -7,8 +7,7 @@ weights show as well are compared with them, so that the file of another run is 
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from yamame.activations import Activation
-from yamame.checks import SettingError, UsageError
+from yamame.checks import Activation, SettingError, UsageError
 from yamame.deploy.amago.gin import class_name
 from yamame.deploy.amago.network import GRU, Network, Transformer
 from yamame.system.messages import format_value, print_stderr
