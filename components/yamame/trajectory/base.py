@@ -32,7 +32,7 @@ timestep, on padding, on another env or on anything before the last start.
 import inspect
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import torch
