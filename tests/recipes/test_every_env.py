@@ -37,7 +37,9 @@ RUNS = [
     "env=wind env.time_limit=9 agent=amago2 encoder=gru_selective callbacks=early_stopping",
     # Environments and encoders of other packages; nothing else is tested with these alone.
     *("env=crafter goal_encoder=token", "env=minigrid", "env=multi_domain", "env=popgym"),
-    *("env=tmaze encoder=hf", "env=tmaze encoder=mamba"),
+    *("env=tmaze encoder=hf", "env=tmaze encoder=mamba", "env=tmaze encoder=torchrl"),
+    *("env=tmaze encoder=mingru", "env=tmaze encoder=lru", "env=tmaze encoder=ffm"),
+    *("env=tmaze encoder=mlstm", "env=tmaze encoder=deltanet"),
     *("env=atari env.time_limit=40", "env=half_cheetah_vel env.time_limit=40"),
     "env=metaworld env.time_limit=20",
     *("env=anymdp env.num_actions=3 env.num_tasks=16 env.time_limit=20", "env=memory_gym"),

@@ -10,13 +10,17 @@ from torch import nn
 from yamame.execution.capturing import capturing
 from yamame.testing import check_trajectory_encoder
 from yamame.trajectory import (
+    DeltaNetEncoder,
+    FFMEncoder,
     GRUEncoder,
     HFEncoder,
     LinearRecurrentEncoder,
+    LRUEncoder,
     LSTMEncoder,
     MambaEncoder,
     MemoEncoder,
     MemorylessEncoder,
+    MLSTMEncoder,
     RecurrentEncoder,
     RSMEncoder,
     TrajectoryEncoder,
@@ -52,6 +56,15 @@ ENCODERS = {
     "deep linear recurrence": lambda: LinearRecurrentEncoder(
         5, d_model=16, num_layers=3, activation="gelu"
     ),
+    "positive linear recurrence": lambda: LinearRecurrentEncoder(
+        5, d_model=16, expansion=2, positive=True
+    ),
+    "complex channels": lambda: LRUEncoder(5, d_model=16),
+    "turning fast": lambda: LRUEncoder(5, d_model=16, num_layers=1, max_phase=6.28),
+    "fading traces": lambda: FFMEncoder(5, d_model=16),
+    "matrix memory": lambda: MLSTMEncoder(5, **SMALL),
+    "one head": lambda: MLSTMEncoder(5, d_model=16, num_heads=1, num_layers=1),
+    "delta rule": lambda: DeltaNetEncoder(5, **SMALL),
     "latest four": lambda: WindowEncoder(5, window=4, d_model=16),
     "more than there is": lambda: WindowEncoder(5, window=40, d_model=16, num_layers=2),
     "memoryless": lambda: MemorylessEncoder(5, d_model=16, num_layers=2),

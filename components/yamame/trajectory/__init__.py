@@ -2,6 +2,9 @@
 
 from yamame.trajectory.adapters.hf import HFEncoder as HFEncoder
 from yamame.trajectory.adapters.mamba import MambaEncoder as MambaEncoder
+from yamame.trajectory.adapters.torchrl_modules import TorchRLBackbone as TorchRLBackbone
+from yamame.trajectory.adapters.torchrl_modules import TorchRLEncoder as TorchRLEncoder
+from yamame.trajectory.adapters.torchrl_modules import causal_transformer as causal_transformer
 from yamame.trajectory.base import TrajectoryEncoder as TrajectoryEncoder
 from yamame.trajectory.base import TrajectoryKeys as TrajectoryKeys
 from yamame.trajectory.blocks import BlockEncoder as BlockEncoder

@@ -5,8 +5,8 @@ The state is a complex matrix of m traces by c contexts (arXiv 2310.04128, secti
 * aggregator: ``S[t] = gamma * S[t-1] + v[t]``, where ``gamma[j, k] = exp(-|alpha[j]|) exp(i
   omega[k])``: row j fades at one rate, and column k turns at one frequency;
 * input: ``v = l1(x) * sigmoid(l2(x))``, m numbers, written into all c columns;
-* output: ``LayerNorm(l3(S)) * g + l5(x) * (1 - g)``, with ``g = sigmoid(l4(x))``, where ``l3`` reads
-  real and imaginary parts.
+* output: ``LayerNorm(l3(S)) * g + l5(x) * (1 - g)``, with ``g = sigmoid(l4(x))``, where ``l3``
+  reads real and imaginary parts.
 
 ``alpha`` and ``omega`` are learnt and do not depend on the input. They begin evenly spaced, as in
 the paper: time constants on a logarithmic scale, periods on a linear one. A fresh memory has
