@@ -60,11 +60,11 @@ CHOICES = (
     "encoder.positions=rotary",
     "env=wind encoder=transformer agent.box_distribution=beta encoder.sigma_reparam=true",
     "env=bandits trials=none encoder=memo exploration=none timestep_encoder=mlp",
-    "env=gym env.id=Pendulum-v1 trials=repeated trials.num_trials=2 encoder=gru "
+    "env=gym env.id=Pendulum-v1 trials=repeated trials.num_trials=2 encoder=deltanet "
     "agent=separate exploration=gaussian",
     "env=tmaze encoder=hf",
     *("env=tmaze encoder=mingru", "env=tmaze encoder=lru", "env=tmaze encoder=ffm"),
-    *("env=tmaze encoder=mlstm", "env=tmaze encoder=deltanet"),
+    "env=tmaze encoder=mlstm",
 )
 GROUPS = (
     "agent", "agent/returns", "encoder", "exploration", "goal_encoder", "relabel",

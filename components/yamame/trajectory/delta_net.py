@@ -7,7 +7,7 @@ Each head has a matrix memory (arXiv 2412.06464, equation 10)
 which is read as ``S[t] q[t]``. ``beta`` in (0, 1) is the share of what ``k`` recalls that ``v``
 replaces, and ``alpha`` in (0, 1) the share of all memory that is kept; both depend on the input. As
 in the paper's block, q and k are linear maps of the input, a SiLU, and scaled to length 1; v is a
-linear map and a SiLU; what is read is normalised per head and multiplied by the SiLU of a linear
+linear map and a SiLU; what is read is scaled per head and multiplied by the SiLU of a linear
 map. Different from it, ``alpha`` is the sigmoid of a linear map, and the short convolutions before
 q, k and v are left out.
 
@@ -18,7 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from yamame.trajectory.linear_attention import Access
-from yamame.trajectory.matrix_memory import MatrixMemoryBlock, MatrixMemoryEncoder
+from yamame.trajectory.matrix_memory import (
+    MatrixMemoryBlock,
+    MatrixMemoryEncoder,
+    scale_heads,
+)
 
 
 class DeltaNetBlock(MatrixMemoryBlock):
@@ -33,9 +37,8 @@ class DeltaNetBlock(MatrixMemoryBlock):
         return Access(query, key, F.silu(value), F.logsigmoid(keep), write.sigmoid())
 
     def gated(self, read: Tensor, gate: Tensor) -> Tensor:
-        """Normalise per head, and apply a SiLU gate."""
-        hidden = F.rms_norm(read, (self.head_size,), eps=1e-5)
-        return F.silu(gate) * hidden.flatten(-2)
+        """Scale per head, and apply a SiLU gate."""
+        return F.silu(gate) * scale_heads(read).flatten(-2)
 
 
 class DeltaNetEncoder(MatrixMemoryEncoder):

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from yamame.checks import NumLayers, PositiveInt, check_bounds, require
 from yamame.trajectory.base import Activation, TrajectoryKeys
@@ -20,6 +21,9 @@ from yamame.trajectory.blocks import (
 )
 from yamame.trajectory.linear_attention import Access, attend_sequence, attend_step
 from yamame.trajectory.recurrent import TimeConstant, bias_for, spaced_time_constants
+
+_LITTLE = 1e-2
+"""Mean square of what a head has read that counts as little."""
 
 
 class MatrixMemoryBlock(RecurrentBlock):
@@ -162,3 +166,11 @@ class MatrixMemoryEncoder(BlockEncoder):
             )
 
         super().__init__(in_features, d_model, num_layers, make_block, keys=keys)
+
+
+def scale_heads(read: Tensor) -> Tensor:
+    """Scale what each head has read, ``[*, H, V]``, to a root mean square of 1.
+
+    A head that has read nearly nothing stays small: enlarged, its rounding errors would count.
+    """
+    return F.rms_norm(read, read.shape[-1:], eps=_LITTLE)

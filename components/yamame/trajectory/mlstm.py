@@ -11,7 +11,8 @@ Each head has a matrix memory and its normaliser (arXiv 2405.04517, equations 19
 ``n`` has the recurrence of ``C`` with values of 1, so it is stored as one more column. The argument
 of ``exp`` is bounded by a soft cap of 15 (as in xLSTM 7B, arXiv 2503.13427), so that no memory
 overflows; the running maximum of equations 15 to 17, a third entry of the memory, is not needed
-then. ``h`` is normalised per head, as in the paper's block, whose causal convolution is left out.
+then. ``h`` is scaled to a root mean square of 1 per head, where the paper's block has a LayerNorm;
+the block's causal convolution is left out.
 
 Source: Beck et al., "xLSTM: Extended Long Short-Term Memory", 2024.
 """
@@ -21,7 +22,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from yamame.trajectory.linear_attention import Access
-from yamame.trajectory.matrix_memory import MatrixMemoryBlock, MatrixMemoryEncoder
+from yamame.trajectory.matrix_memory import (
+    MatrixMemoryBlock,
+    MatrixMemoryEncoder,
+    scale_heads,
+)
 
 _CAP = 15.0
 """Bound of the logarithm of the input gate."""
@@ -42,10 +47,10 @@ class MLSTMBlock(MatrixMemoryBlock):
         return Access(query, key, gain.unsqueeze(-1) * with_one, F.logsigmoid(keep))
 
     def gated(self, read: Tensor, gate: Tensor) -> Tensor:
-        """Divide by the normaliser, normalise per head, and apply a sigmoid gate."""
+        """Divide by the normaliser, scale per head, and apply a sigmoid gate."""
         size = self.head_size
         total = read[..., size:].abs().clamp(min=1.0)
-        hidden = F.layer_norm(read[..., :size] / total, (size,))
+        hidden = scale_heads(read[..., :size] / total)
         return gate.sigmoid() * hidden.flatten(-2)
 
 
