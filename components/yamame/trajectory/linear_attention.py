@@ -19,6 +19,8 @@ Shapes: B sequences, L timesteps, N envs, H heads, K numbers of a key, V of a va
 timesteps.
 """
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 _CHUNK = 32
-"""Timesteps of a chunk. Work within chunks grows with it, the number of chunks falls."""
+"""Most timesteps of a chunk. Work within chunks grows with it, the number of chunks falls."""
 
 
 class Access(NamedTuple):
@@ -54,7 +56,7 @@ def attend_sequence(access: Access, is_init: Tensor, *, chunk: int = _CHUNK) -> 
     Args:
         access: Of ``[B, L]`` timesteps.
         is_init: ``[B, L]`` bool, starts; True in the first column.
-        chunk: Timesteps T of a chunk.
+        chunk: Most timesteps T of a chunk.
 
     Returns:
         What was read, ``[B, L, H, V]``.
@@ -70,6 +72,9 @@ def attend_sequence(access: Access, is_init: Tensor, *, chunk: int = _CHUNK) -> 
     """
     query, key, value, log_keep, write = access
     length = query.shape[1]
+    # Chunks of equal size, with as little as possible to fill up.
+    num_chunks = math.ceil(length / chunk)
+    chunk = math.ceil(length / num_chunks)
     log_keep = log_keep.masked_fill(is_init.unsqueeze(-1), -torch.inf)
     query = _chunks(query, chunk)  # [B, C, H, T, K]
     key = _chunks(key, chunk)
@@ -79,27 +84,27 @@ def attend_sequence(access: Access, is_init: Tensor, *, chunk: int = _CHUNK) -> 
     kept = _kept_between(log_keep)  # [B, C, H, T, T]
     kept_since = log_keep.cumsum(-1).exp().unsqueeze(-1)  # since before the chunk, [B, C, H, T, 1]
     kept_until = kept[..., -1, :].unsqueeze(-1)  # until the end of the chunk, [B, C, H, T, 1]
-    scores = (query @ key.mT) * kept
+    scores = ((query @ key.mT) * kept).unbind(1)
 
     added = value
-    erased = None
+    erased: Sequence[Tensor | None] = [None] * num_chunks
     if write is not None:
         share = _chunks(write.unsqueeze(-1), chunk)  # [B, C, H, T, 1]
-        system = (share * (key @ key.mT) * kept).tril(-1)
-        sides = torch.cat((share * value, share * kept_since * key), -1)
-        solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
-        added, erased = solved.split((value.shape[-1], key.shape[-1]), -1)
+        added, recalled = _replacements(share * value, share * key, key, kept, kept_since)
+        erased = recalled.unbind(1)
 
-    num_rows, num_chunks, num_heads = query.shape[:3]
-    state = value.new_zeros(num_rows, num_heads, key.shape[-1], value.shape[-1])
+    # What depends on no state is computed for all chunks at once.
+    read = (kept_since * query).unbind(1)
+    written = (kept_until * key).mT.unbind(1)
+    kept_all = kept_since[..., -1:, :].unbind(1)
+    state = value.new_zeros(len(value), value.shape[2], key.shape[-1], value.shape[-1])
     outputs = []
-    for c in range(num_chunks):
-        update = added[:, c]  # [B, H, T, V]
-        if erased is not None:
-            update = update - erased[:, c] @ state
-        outputs.append(scores[:, c] @ update + kept_since[:, c] * (query[:, c] @ state))
-        written = (kept_until[:, c] * key[:, c]).mT @ update  # [B, H, K, V]
-        state = kept_since[:, c, :, -1:] * state + written
+    for c, update in enumerate(added.unbind(1)):  # [B, H, T, V]
+        erase = erased[c]
+        if erase is not None:
+            update = update - erase @ state
+        outputs.append(scores[c] @ update + read[c] @ state)
+        state = kept_all[c] * state + written[c] @ update  # [B, H, K, V]
     # [B, C, H, T, V] -> [B, L, H, V]
     merged = torch.stack(outputs, 1).transpose(2, 3).flatten(1, 2)
     return merged[:, :length]
@@ -124,6 +129,30 @@ def attend_step(access: Access, state: Tensor) -> tuple[Tensor, Tensor]:
     state = state + column * value.unsqueeze(-2)
     output = (query.unsqueeze(-1) * state).sum(-2)
     return output, state
+
+
+def _replacements(
+    value: Tensor, shared_key: Tensor, key: Tensor, kept: Tensor, kept_since: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what the delta rule writes in chunks that begin with an empty memory, and what else.
+
+    Args:
+        value: ``[*, T, V]``, times the share that is written.
+        shared_key: ``[*, T, K]``, likewise.
+        key: ``[*, T, K]``.
+        kept: ``[*, T, T]``, share of each timestep's memory that is left at each later one.
+        kept_since: ``[*, T, 1]``, share of the memory before the chunk.
+
+    Returns:
+        ``u`` for an empty memory, ``[*, T, V]``, and the factor ``[*, T, K]`` by which the memory
+        before the chunk reduces it.
+    """
+    # u[t] = value[t] - sum of (shared_key[t] . key[s]) kept[t, s] u[s] over all s before t
+    system = ((shared_key @ key.mT) * kept).tril(-1)
+    sides = torch.cat((value, kept_since * shared_key), -1)
+    solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
+    written, reduced = solved.split((value.shape[-1], key.shape[-1]), -1)
+    return written, reduced
 
 
 def _chunks(x: Tensor, size: int) -> Tensor:
