@@ -167,12 +167,15 @@ def read_run(folder: Path, task: str, encoder: str) -> RunHistory:
 
 def differing(config: Mapping[str, Any], composed: Mapping[str, Any]) -> list[str]:
     """Return the settings of a run that are not those of its command."""
-    given = dict(config)
-    computed = given.pop("given", None) or {}  # what was composed, where something was computed
-    found = {**flatten(given), **flatten(computed)}
+    found = flatten(config)
     wanted = flatten(composed)
-    names = [name for name in sorted(found.keys() | wanted.keys()) if is_a_setting(name)]
-    return [name for name in names if str(found.get(name)) != str(wanted.get(name))]
+    names = []
+    for name in sorted(found.keys() | wanted.keys()):
+        is_computed = wanted.get(name) == "auto"  # when the run begins
+        is_equal = str(found.get(name)) == str(wanted.get(name))
+        if is_a_setting(name) and not is_equal and not is_computed:
+            names.append(name)
+    return names
 
 
 def metrics_of(curve: Sequence[Mapping[str, float]], summary: Mapping[str, Any]) -> Any:
