@@ -72,7 +72,7 @@ def causal_transformer(
     make = getattr(torchrl.modules, "CausalTransformer", None)
     if make is None:
         raise MissingTransformer(
-            "encoder.backbone: torchrl 0.15 or later must be installed, run: pip install"
+            "causal_transformer: torchrl 0.15 or later must be installed, run: pip install"
             " 'torchrl>=0.15'"
         )
     backbone: nn.Module = make(
