@@ -50,7 +50,8 @@ CHOICES = (
     "goal_encoder=mlp timestep_encoder=auto",
     "env=mazerunner encoder=lstm relabel=all exploration=epsilon_greedy",
     "env=mazerunner encoder=memoryless relabel=some agent=amago agent/returns=popart",
-    "env=mazerunner encoder=transformer_deep agent=amago_paper",
+    "env=mazerunner encoder=transformer_deep agent=amago_paper curriculum=plr "
+    "curriculum.min_seeds=1",
     "env=package_delivery agent=naive encoder=transformer_naive relabel=all_or_nothing "
     "encoder.checkpoint_layers=true",
     "env=package_delivery encoder=gru relabel=single_goal packing=null",
@@ -60,7 +61,7 @@ CHOICES = (
     "env=frozenlake encoder=transformer relabel=none encoder.window=8 encoder.sinks=1 "
     "encoder.positions=rotary",
     "env=wind encoder=transformer agent.box_distribution=beta encoder.sigma_reparam=true",
-    "env=bandits trials=none encoder=memo exploration=none timestep_encoder=mlp",
+    "env=bandits trials=none curriculum=none encoder=memo exploration=none timestep_encoder=mlp",
     "env=gym env.id=Pendulum-v1 trials=repeated trials.num_trials=2 encoder=deltanet "
     "agent=separate exploration=gaussian",
     "env=tmaze encoder=hf",
@@ -69,7 +70,7 @@ CHOICES = (
     "env=tmaze encoder=mlstm",
 )
 GROUPS = (
-    "agent", "agent/returns", "encoder", "exploration", "goal_encoder", "relabel",
+    "agent", "agent/returns", "curriculum", "encoder", "exploration", "goal_encoder", "relabel",
     "timestep_encoder", "trials",
 )  # fmt: skip
 ENVS = (

@@ -24,7 +24,7 @@ from yamame.files.identity import key_of
 from yamame.system.messages import OutsideError, notes_of, one_line, shortened
 from yamame.system.user_code import UserCodeError
 
-REMOVABLE = ("debug", "experiment", "hardware", "trials")
+REMOVABLE = ("curriculum", "debug", "experiment", "hardware", "trials")
 """Groups that a recipe does without, so that ``~`` may take them away."""
 _REMEDIES = {
     errno.ENOSPC: "make room on its disk",
