@@ -108,7 +108,9 @@ def measured() -> Iterator[Costs]:
         yield costs
 
 
-def rows(experiments: dict[str, tuple[str, ...]], overrides: list[str]) -> Iterator[list[str]]:
+def rows(
+    experiments: dict[str, tuple[str, ...]], overrides: list[str], *, graphs: bool
+) -> Iterator[list[str]]:
     """An experiment, its settings, and the counts of a step, of the rest of a block and of an
     update.
     """
@@ -119,25 +121,31 @@ def rows(experiments: dict[str, tuple[str, ...]], overrides: list[str]) -> Itera
                     f"experiment={experiment}", *way, *SHORT, *own,
                     f"run.name={experiment}-{len(way)}", *overrides,
                 )  # fmt: skip
-            cells = [cell(*costs.last(what)) for what in ("steps", "blocks", "updates")]
+            cells = [
+                cell(*costs.last(what), graphs=graphs) for what in ("steps", "blocks", "updates")
+            ]
             yield [f"`{experiment}`", name, *cells]
 
 
 def table(overrides: list[str]) -> Iterator[str]:
-    """Its lines, in Markdown: in every cell waits, copies, launches, and kernels of graphs."""
+    """Its lines, in Markdown: in every cell waits, copies and launches; kernels of graphs, too, of
+    experiments that are meant for a GPU.
+    """
     experiments = {f"cpu_{env}": () for env in ENVS}
     if "--flagship" in overrides:
         overrides = [text for text in overrides if text != "--flagship"]
         experiments = FLAGSHIP
     yield "| experiment | settings | a step | a block beside its steps | an update |"
     yield "|---|---|---|---|---|"
-    for row in rows(experiments, overrides):
+    for row in rows(experiments, overrides, graphs=experiments is FLAGSHIP):
         yield f"| {' | '.join(row)} |"
 
 
-def cell(counts: Counts, number: int) -> str:
+def cell(counts: Counts, number: int, *, graphs: bool) -> str:
     """What one of so many costs."""
-    kinds = (counts.waits, counts.copies, counts.kernels, counts.replayed)
+    kinds = [counts.waits, counts.copies, counts.kernels]
+    if graphs:
+        kinds.append(counts.replayed)
     return ", ".join(f"{round(kind.total() / number, 1):,g}" for kind in kinds)
 
 
