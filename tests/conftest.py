@@ -142,6 +142,9 @@ def tape(nothing_read_back) -> type:
             self.warmed += 1
             return function()
 
+        def wait(self):
+            pass
+
         def record(self, function, *, reads):
             assert capturing()
             self.records += 1

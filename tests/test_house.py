@@ -104,7 +104,7 @@ def closure(package: Path, start: Path) -> set[Path]:
 PARTS = [
     ("yamame.trajectory", "TransformerEncoder", 10),
     ("yamame.trajectory", "GRUEncoder", 6),
-    ("yamame.timestep", "MLPTimestepEncoder", 3),
+    ("yamame.timestep", "MLPTimestepEncoder", 4),
     ("yamame.transforms", "ContextTransform", 5),
 ]
 

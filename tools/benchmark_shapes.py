@@ -48,6 +48,9 @@ class Counting:
         """See `yamame.execution.recorder.Recorder`."""
         return function()
 
+    def wait(self) -> None:
+        """See `yamame.execution.recorder.Recorder`."""
+
     def record(self, function: Callable[[], dict[str, Tensor]], *, reads: Iterable[Tensor]) -> Any:
         """See `yamame.execution.recorder.Recorder`; an update has two halves."""
         self.recorded += 1

@@ -11,7 +11,7 @@ does not reduce statistics.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -96,13 +96,75 @@ def all_reduce(*values: Tensor) -> list[Tensor]:
     if world_size() == 1:
         return list(values)
     # Doubles hold counts exactly and add other numbers in more digits than they have.
-    flat = torch.cat([value.detach().reshape(-1).double() for value in values])
-    distributed.all_reduce(flat)
+    flat = _flat(values)
+    _sum_(flat)
     parts = flat.split([value.numel() for value in values])
     sums = []
     for part, value in zip(parts, values, strict=True):
         sums.append(part.view(value.shape).to(value.dtype))
     return sums
+
+
+def all_gather_tensors(*values: Tensor) -> list[Tensor]:
+    """Return the values of all ranks ``[R, ...]`` in float64, computed in one message.
+
+    Args:
+        values: Tensors of any shapes and dtypes, equal on all ranks.
+    """
+    flat = _flat(values)
+    rows = flat.new_zeros(world_size(), len(flat))
+    rows[rank()] = flat
+    # Adding zeros changes nothing.
+    _sum_(rows)
+    gathered = []
+    for part, value in zip(rows.split([v.numel() for v in values], 1), values, strict=True):
+        gathered.append(part.reshape(-1, *value.shape))
+    return gathered
+
+
+# State of the module, because backward passes of a capture run in other threads.
+_divide: Callable[[Callable[[], None]], None] | None = None
+
+
+def between_graphs(call: Callable[[], None]) -> None:
+    """Execute a call of the host, which a capture cannot contain, such as a message.
+
+    A capture ends one graph here and begins another. It executes nothing; every replay executes the
+    call between the two graphs. Outside of a capture the call is executed at once.
+
+    Args:
+        call: Reads and writes tensors in place.
+    """
+    if _divide is None:
+        call()
+    else:
+        _divide(call)
+
+
+@contextmanager
+def divided_by(divide: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+    """Let a recorder handle the calls of `between_graphs` inside of the context.
+
+    Args:
+        divide: Called with a call that is to be executed at this point of every replay.
+    """
+    global _divide
+    before = _divide
+    _divide = divide
+    try:
+        yield
+    finally:
+        _divide = before
+
+
+def _flat(values: Sequence[Tensor]) -> Tensor:
+    return torch.cat([value.detach().reshape(-1).double() for value in values])
+
+
+def _sum_(values: Tensor) -> None:
+    """Replace values by their sums over ranks."""
+    if world_size() > 1:
+        between_graphs(lambda: distributed.all_reduce(values))
 
 
 def mean_count(count: Tensor) -> Tensor:
@@ -134,7 +196,7 @@ def average_gradients_(gradients: list[Tensor]) -> None:
         return
     # In one message: its latency would count for every parameter.
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    distributed.all_reduce(flat)
+    _sum_(flat)
     flat /= world_size()
     means = flat.split([gradient.numel() for gradient in gradients])
     for gradient, mean in zip(gradients, means, strict=True):

@@ -8,9 +8,10 @@ an update after which they would not be finite.
 from typing import Annotated
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from yamame.checks import Bounds, NonNegativeInt, PositiveFloat, PositiveInt, check_bounds
+from yamame.distributed import all_gather_tensors, world_size
 
 LARGEST = 1e10
 """Largest magnitude included in statistics. Anything beyond is taken for a fault: its square would
@@ -86,17 +87,17 @@ class RunningMoments(nn.Module):
         x = x.reshape(-1, self.num_features)
         counted = counted.reshape(-1, self.num_features)
 
-        # Tensors stay on the device, and every process takes part in each sum, empty batches too.
-        total = _over_ranks(counted.sum(0))  # [F]
-        num_valid = _over_ranks(num_valid)
-        count = total.clamp(min=1)
-        sums = torch.where(counted, x, 0.0).sum(0)
-        batch_mean = _over_ranks(sums) / count
+        # Tensors stay on the device, and every process takes part, empty batches too.
+        total = counted.sum(0)  # [F]
+        batch_mean = torch.where(counted, x, 0.0).sum(0) / total.clamp(min=1)
         # About the mean: a difference of squares has no correct digits in float32 if the mean is
         # large.
         deviation = torch.where(counted, x - batch_mean, 0.0)
         squares = deviation.square().sum(0)
-        batch_variance = _over_ranks(squares) / count
+        if world_size() > 1:
+            moments = all_gather_tensors(total, batch_mean, squares, num_valid)
+            total, batch_mean, squares, num_valid = _merged(*moments)
+        batch_variance = squares / total.clamp(min=1)
 
         self.num_updates.add_(num_valid > 0)
         updates = self.num_updates + self.initial_updates
@@ -119,11 +120,23 @@ class RunningMoments(nn.Module):
         self.mean.copy_(mean)
 
 
-def _over_ranks(value: Tensor) -> Tensor:
-    """Sum over all processes of a distributed run, in place (`yamame.distributed`)."""
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.all_reduce(value)
-    return value
+def _merged(total: Tensor, mean: Tensor, squares: Tensor, num_valid: Tensor) -> tuple[Tensor, ...]:
+    """Merge moments of the shares of R ranks (Chan et al., 1979).
+
+    Args:
+        total: Counted timesteps, ``[R, F]``.
+        mean: Their means.
+        squares: Sums of their squared deviations from these means.
+        num_valid: Number of timesteps, or whether there is one, ``[R]``.
+
+    Returns:
+        The same of all timesteps, ``[F]`` and a scalar.
+    """
+    merged_total = total.sum(0)
+    merged_mean = (total * mean).sum(0) / merged_total.clamp(min=1)
+    between = total * (mean - merged_mean).square()
+    merged_squares = (squares + between).sum(0)
+    return merged_total, merged_mean, merged_squares, num_valid.sum()
 
 
 class RunningNormalizer(RunningMoments):

@@ -59,6 +59,9 @@ class Again:
     def warm(self, function):
         return function()
 
+    def wait(self):
+        pass
+
     def record(self, function, *, reads=()):
         results = {}
         return lambda: results.update(function()), results

@@ -103,6 +103,9 @@ class Compiled:
     def warm(self, function):
         return function()
 
+    def wait(self):
+        pass
+
     def record(self, function, *, reads):
         self.records += 1
         compiled = torch.compile(function, fullgraph=True, backend="eager", dynamic=False)
@@ -376,6 +379,9 @@ class Decisions:
 
     def warm(self, function):
         return function()
+
+    def wait(self):
+        pass
 
     def record(self, function, *, reads):
         results = {}

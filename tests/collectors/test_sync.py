@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from tensordict import TensorDict
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.data import Binary
 from torchrl.envs import (
     Compose,
@@ -19,6 +20,7 @@ from torchrl.envs import (
 )
 from yamame.agent import InContextAgent
 from yamame.collectors import SyncCollector
+from yamame.collectors.cast_weights import CastWeights
 from yamame.execution.capturing import recording
 from yamame.execution.recorder import Compiled
 from yamame.exploration import BilevelEpsilon
@@ -275,6 +277,47 @@ def test_acting_in_bfloat16_changes_neither_weights_nor_what_is_stored():
     assert all(parameter.dtype == torch.float32 for parameter in rounded.policy.parameters())
 
 
+class Casts(TorchDispatchMode):
+    """Counts casts to bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += (kwargs or {}).get("dtype") == torch.bfloat16
+        return func(*args, **(kwargs or {}))
+
+
+def test_acting_in_bfloat16_casts_weights_once_and_acts_alike_after_new_weights(monkeypatch):
+    encoder = partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1, sigma_reparam=True)
+    collectors, played, casts = [], [], []
+    for once in (True, False):
+        if not once:
+            monkeypatch.setattr(CastWeights, "__init__", lambda self, *_: None)
+            monkeypatch.setattr(CastWeights, "refresh", lambda self: None)
+        env = PassiveTMaze(num_envs=4, length=5, seed=3)
+        collectors.append(make_collector(env, encoder=encoder, autocast="bfloat16"))
+    weights = TensorDict.from_module(copy.deepcopy(collectors[1].policy)).data
+    weights = weights.apply(lambda w: w + 0.5 * torch.ones_like(w) if w.is_floating_point() else w)
+    for collector in collectors:
+        torch.manual_seed(1)
+        with Casts() as counted:
+            collector.collect(4 * 12)
+        casts.append(counted.count / 12)
+        collector.update_policy_weights_(weights)
+        collector.collect(4 * 12)
+        stored = collector.replay.trajectories
+        played.append(torch.cat([one["action"] for one in stored]).tolist())
+        parameters = collector.policy.parameters()
+        assert all(parameter.dtype == torch.float32 for parameter in parameters)
+        assert not [name for name in collector.policy.state_dict() if "cast" in name]
+    assert played[0] == played[1]
+    # Weights and biases of embedding, of four layers of the Transformer (one without a bias) and
+    # of the encoder of timesteps.
+    assert casts[0] <= casts[1] - 9
+
+
 class OnTheHost:
     """Records on a CPU."""
 
@@ -283,6 +326,9 @@ class OnTheHost:
 
     def warm(self, function):
         return function()
+
+    def wait(self):
+        pass
 
     def record(self, function, *, reads):
         results = {}

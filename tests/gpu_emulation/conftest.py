@@ -26,6 +26,7 @@ def counts() -> Callable:
 @pytest.fixture(autouse=True)
 def declared(monkeypatch) -> None:
     """Lets every capture fail that reads a tensor which is not declared."""
+    from emulated_cuda.counting import watched as seen
     from yamame.execution.recorder import CudaRecorder
     from yamame.testing import DeclaredReads
 
@@ -36,7 +37,9 @@ def declared(monkeypatch) -> None:
             with DeclaredReads(reads):
                 return function()
 
-        return record(self, watched, reads=reads)
+        # Around all of it: each graph of a divided capture would end another mode than its own.
+        with seen():
+            return record(self, watched, reads=reads)
 
     monkeypatch.setattr(CudaRecorder, "record", checked)
 

@@ -5,6 +5,8 @@ per update.
     python tests/gpu_emulation/program.py run tests/gpu_emulation/costs.py
     # of other settings
     python tests/gpu_emulation/program.py run tests/gpu_emulation/costs.py encoder=gru
+    # the table of docs/lab/gpu/counts.md, of experiments that are meant for a GPU
+    python tests/gpu_emulation/program.py run tests/gpu_emulation/costs.py --flagship
 
 A step is counted from one decision to the next of the same block. The rest of a block is what it
 costs beside its steps. An update is counted with the sampling and copying of its batch.
@@ -39,6 +41,11 @@ SHORT = (
 """Batches of one shape, so that the last updates are replayed. How large they are changes no
 count.
 """
+FLAGSHIP = {
+    "dark_key_to_door": ("env.time_limit=30",),
+    "mazerunner_15_k3": ("env.time_limit=60",),
+}
+"""Experiments of the paper's size, with shorter episodes, which change no count either."""
 WAYS = {"`device=cuda`": (), "`hardware=gpu`": ("hardware=gpu",)}
 LAST = 2
 """Blocks and iterations that are looked at: the last ones, when all is recorded."""
@@ -101,24 +108,45 @@ def measured() -> Iterator[Costs]:
         yield costs
 
 
-def table(overrides: list[str]) -> Iterator[str]:
-    """Its lines, in Markdown: in every cell waits, copies and launches."""
-    yield "| experiment | settings | a step | a block beside its steps | an update |"
-    yield "|---|---|---|---|---|"
-    for env in ENVS:
+def rows(
+    experiments: dict[str, tuple[str, ...]], overrides: list[str], *, graphs: bool
+) -> Iterator[list[str]]:
+    """An experiment, its settings, and the counts of a step, of the rest of a block and of an
+    update.
+    """
+    for experiment, own in experiments.items():
         for name, way in WAYS.items():
             with measured() as costs, redirect_stdout(StringIO()):
                 yamame.train(
-                    f"experiment=cpu_{env}", *way, *SHORT, f"run.name={env}-{len(way)}", *overrides
-                )
-            cells = [cell(*costs.last(what)) for what in ("steps", "blocks", "updates")]
-            yield f"| `cpu_{env}` | {name} | {' | '.join(cells)} |"
+                    f"experiment={experiment}", *way, *SHORT, *own,
+                    f"run.name={experiment}-{len(way)}", *overrides,
+                )  # fmt: skip
+            cells = [
+                cell(*costs.last(what), graphs=graphs) for what in ("steps", "blocks", "updates")
+            ]
+            yield [f"`{experiment}`", name, *cells]
 
 
-def cell(counts: Counts, number: int) -> str:
+def table(overrides: list[str]) -> Iterator[str]:
+    """Its lines, in Markdown: in every cell waits, copies and launches; kernels of graphs, too, of
+    experiments that are meant for a GPU.
+    """
+    experiments = {f"cpu_{env}": () for env in ENVS}
+    if "--flagship" in overrides:
+        overrides = [text for text in overrides if text != "--flagship"]
+        experiments = FLAGSHIP
+    yield "| experiment | settings | a step | a block beside its steps | an update |"
+    yield "|---|---|---|---|---|"
+    for row in rows(experiments, overrides, graphs=experiments is FLAGSHIP):
+        yield f"| {' | '.join(row)} |"
+
+
+def cell(counts: Counts, number: int, *, graphs: bool) -> str:
     """What one of so many costs."""
-    kinds = (counts.waits, counts.copies, counts.kernels)
-    return ", ".join(f"{kind.total() / number:.3g}" for kind in kinds)
+    kinds = [counts.waits, counts.copies, counts.kernels]
+    if graphs:
+        kinds.append(counts.replayed)
+    return ", ".join(f"{round(kind.total() / number, 1):,g}" for kind in kinds)
 
 
 if __name__ == "__main__":

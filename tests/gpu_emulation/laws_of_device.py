@@ -3,6 +3,7 @@ computes alike.
 """
 
 import copy
+import gc
 import io
 from contextlib import nullcontext
 from functools import partial
@@ -10,8 +11,12 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from yamame.distributed import between_graphs
+from yamame.execution.capturing import recording
 from yamame.execution.recorded_updates import make_capturable
+from yamame.execution.recorder import CudaRecorder
 from yamame.training import MuonAdamW, Progress
+from yamame.trajectory.attention import segment_offsets
 
 REFUSED = {
     "a sum": lambda there, here: there + here,
@@ -201,6 +206,53 @@ def test_a_recorded_training_step_is_a_training_step(kind):
         assert torch.equal(one, other)
     step(plain, optimizers[plain])
     assert not torch.equal(plain[0].weight, recorded[0].weight)
+
+
+def test_a_call_of_the_host_divides_a_capture_and_is_made_in_every_replay(x):
+    recorder, called = CudaRecorder(torch.device("cuda")), []
+
+    def call(total):
+        called.append(total.item())  # which waits, and no capture contains
+        total.mul_(100)
+
+    def function():
+        total = x.sum()
+        between_graphs(lambda: call(total))
+        return {"result": total + x}
+
+    with recording():
+        run, results = recorder.record(function, reads=[x])
+    assert called == []
+    for factor in (1, 2):
+        x.mul_(factor)
+        run()
+        assert called[-1] == 6 * factor
+        assert results["result"].tolist() == [(600 + n) * factor for n in (1, 2, 3)]
+    assert len(called) == 2
+    with recording(), pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        recorder.record(lambda: call(x.sum()), reads=[x])
+    with recording():
+        recorder.record(lambda: {"x": x + 1}, reads=[x])  # the next capture is none the worse
+
+
+def test_the_garbage_collector_does_not_run_in_a_capture(x):
+    enabled = []
+    with recording():
+        CudaRecorder(x.device).record(
+            lambda: enabled.append(gc.isenabled()) or {"x": x + 1}, reads=[x]
+        )
+    assert enabled == [False]
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("spare", [0, 2])
+def test_a_recorded_look_for_segments_finds_those_of_another_batch(x, spare):
+    starts = torch.zeros(2, 6, dtype=torch.bool, device="cuda")
+    starts[:, 0] = starts[1, 4] = True
+    graph, offsets = captured(lambda: segment_offsets(starts, 3 + spare))
+    starts[1, 4], starts[0, 2] = False, True
+    graph.replay()
+    assert offsets.tolist() == [0, 2, 6, 12, *[12] * spare]
 
 
 def networks():

@@ -1,5 +1,5 @@
-"""How often the host waits for the device: per step of all environments while it acts, and per
-update.
+"""How often the host waits for the device, and how much it launches: per step of all environments
+while it acts, and per update.
 """
 
 from functools import cache
@@ -14,6 +14,11 @@ from yamame.agent import InContextPolicy
 MOST = {"steps": 0, "blocks": 3, "updates": 1}
 """How often the host may wait, on average over the last ones: per step of all environments between
 the first decision of a block and its last, elsewhere in a block, and per update."""
+LAUNCHES = {"steps": 1, "blocks": 12, "updates": 11}
+"""How much the host may launch where steps and updates are recorded: graphs and other kernels.
+
+Of an update: two graphs, copies of its batch and of its metrics, three for what the guard reads,
+and two for the learning rate of each of two groups of the optimizer."""
 TINY = (
     "debug=tiny", "logger=none", "schedule.regulator=null", "schedule.autocast=null",
     "device=cuda", "evaluation.num_episodes=2",
@@ -62,6 +67,17 @@ def test_the_host_waits_no_more_often_than_is_allowed(env, way, measure):
     costs = measure(f"env={env}", *ENVS[env].split(), *WAYS[way])
     for what, most in MOST.items():
         assert_waits(what, *costs.last(what), most)
+
+
+@pytest.mark.parametrize("env", [env for env, way in RUNS if way == "recorded"])
+def test_the_host_launches_no_more_than_is_allowed_where_all_is_recorded(env, measure):
+    costs = measure(f"env={env}", ENVS[env], *WAYS["recorded"])
+    for what, most in LAUNCHES.items():
+        counts, number = costs.last(what)
+        launches = counts.kernels.total() / number
+        assert launches <= most, (what, launches, counts.kernels.most_common())
+        if what != "blocks":
+            assert counts.replayed.total() > 10 * number * most
 
 
 def test_one_wait_more_is_found_with_its_line(measure, monkeypatch):

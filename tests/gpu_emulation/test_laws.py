@@ -15,6 +15,7 @@ LAWS = (
     "device",
     "first_gpu_run",
     "precision",
+    "ranks",
     "recipes",
     "recording",
     "refusals",

@@ -32,6 +32,9 @@ class Counting:
     def warm(self, function):
         return function()
 
+    def wait(self):
+        pass
+
     def record(self, function, *, reads):
         def replay():
             self.replayed += 1

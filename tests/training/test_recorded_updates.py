@@ -18,11 +18,7 @@ from torch.utils._pytree import tree_leaves
 from yamame import conf_dir
 from yamame.checks import UsageError
 from yamame.execution.capturing import capturing, recording
-from yamame.execution.recorded_updates import (
-    RecordedUpdates,
-    make_capturable,
-    refuse_obstacles,
-)
+from yamame.execution.recorded_updates import make_capturable, refuse_obstacles
 from yamame.execution.recorder import Compiled
 from yamame.files.checkpoint import Checkpointer
 from yamame.replay import Relabel, SequencePacking, pack
@@ -310,12 +306,16 @@ class Rerun:
 
     def __init__(self, *state):
         self.state, self.warmed, self.records, self.replays = state, 0, [], 0
+        self.waits = []  # how much was recorded when it was called
 
     def warm(self, function):
         assert not capturing()
         result = function()
         self.warmed += result is not None  # the first half of an update
         return result
+
+    def wait(self):
+        self.waits.append(len(self.records))
 
     def record(self, function, *, reads=()):
         assert capturing()
@@ -345,8 +345,7 @@ def graphed(learner, **options):
         lambda: [list(s.values()) for s in learner.optimizer.state.values()],
     )
     recorder = Rerun(*state)
-    parts = {"loss": learner.loss, "optimizer": learner.optimizer, "recorder": recorder}
-    learner._recorded = RecordedUpdates(learner._gradients, learner._step, **parts, **options)
+    learner._recorded = learner._record(recorder, **options)
     return recorder
 
 
@@ -599,11 +598,14 @@ def test_the_one_unused_for_longest_gives_way_and_begins_anew():
         make(size, warmed=0, recorded=1)
     make(1, warmed=0, recorded=0)
     make(3, warmed=1, recorded=0)
+    assert recorder.waits == []
     make(3, warmed=0, recorded=1)  # in the place of 2
     make(1, warmed=0, recorded=0)
     make(2, warmed=1, recorded=0)
     make(2, warmed=0, recorded=1)  # in the place of 3
     make(1, warmed=0, recorded=0)
+    # The device may still run what is dropped: it is waited for, before anything new is recorded.
+    assert recorder.waits == [4, 6]
 
 
 def test_metrics_are_not_overwritten_by_the_next_update():
@@ -700,11 +702,7 @@ def record(monkeypatch, tape):
 
     def record(learner, recorder=None):
         recorder = tape() if recorder is None else recorder
-        parts = {"loss": learner.loss, "optimizer": learner.optimizer, "recorder": recorder}
-        if learner.averaged is not None:
-            parts["extra_state"] = learner.averaged.tensors
-            parts["after_replay"] = learner.averaged.mark_stale
-        learner._recorded = RecordedUpdates(learner._gradients, learner._step, **parts, warmup=1)
+        learner._recorded = learner._record(recorder, warmup=1)
         return recorder
 
     return record

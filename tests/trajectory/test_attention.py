@@ -1,6 +1,7 @@
 """What may be seen, against a plain loop; attention, against the formula."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -159,3 +160,93 @@ def test_autocast_on_a_cpu_keeps_attention_in_float32() -> None:
         assert torch.equal(dot_product(q, k, v, mask=None), exact)
         reduced = dot_product(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask=None)
     assert reduced.dtype == torch.float32
+
+
+def by_definition(q, k, v, starts_q, starts_k, longest_q, longest_k, *, window_size):
+    """Attention for sequences of different lengths, one after the other, as PyTorch defines it."""
+    assert torch.equal(starts_q, starts_k)
+    assert starts_q.dtype == torch.int32
+    latest, ahead = window_size
+    assert ahead == 0
+    bounds, parts = starts_q.tolist(), []
+    assert max(last - first for first, last in pairwise(bounds)) <= longest_q
+    for first, last in pairwise(bounds):
+        keys, values = (x[first:last].transpose(0, 1) for x in (k, v))
+        age = torch.arange(last - first).unsqueeze(1) - torch.arange(last - first)
+        seen = (age >= 0) & ((age <= latest) | (latest < 0))
+        scores = q[first:last].transpose(0, 1) @ keys.mT / math.sqrt(q.shape[-1])
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        parts.append((weights @ values).transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("window", [None, 2, 4])
+@pytest.mark.parametrize("spare", [0, 3])
+def test_attention_within_segments_is_that_with_a_mask(monkeypatch, window, spare):
+    torch.manual_seed(0)
+    starts = torch.rand(3, 14) < 0.2
+    starts[:, 0] = True
+    number = int(starts.sum())
+    qkv = torch.randn(3, 14, 3, 4, 8).requires_grad_()
+    calls, results = [], []
+
+    def kernel(*arguments, **options):
+        calls.append(arguments)
+        return by_definition(*arguments, **options)
+
+    def attend(starts, sinks=0):
+        inputs = qkv.permute(2, 0, 3, 1, 4).unbind()
+        found = sequence_attention(starts, window=window, sinks=sinks, num_segments=number + spare)
+        return found(*inputs)
+
+    for present in (False, True):
+        if present:
+            monkeypatch.setattr(attention, "_segment_kernel", lambda device: kernel)
+            monkeypatch.setattr(attention, "_is_supported", lambda q: True)
+        out = attend(starts)
+        results.append((out, *torch.autograd.grad(out.pow(3).sum(), qkv)))
+    assert len(calls) == 1
+    torch.testing.assert_close(*results)
+    other = starts.clone()
+    other[1, 7] = ~other[1, 7]
+    number += 1
+    assert not torch.allclose(attend(other), results[0][0], atol=1e-3)
+    if window is not None:  # which the kernel has no sinks for
+        calls.clear()
+        attend(starts, sinks=2)
+        assert calls == []
+
+
+def test_dtypes_that_the_kernel_for_segments_does_not_take_get_a_mask(monkeypatch):
+    starts = torch.zeros(2, 6).bool()
+    starts[:, 0] = starts[1, 3] = True
+    q, k, v = torch.randn(3, 2, 4, 6, 8)
+    expected = sequence_attention(starts, window=None, sinks=0)(q, k, v)
+    monkeypatch.setattr(attention, "_segment_kernel", lambda device: by_definition)
+    attend = sequence_attention(starts, window=None, sinks=0, num_segments=3)
+    assert torch.equal(attend(q, k, v), expected)
+    lower = attend(*(x.bfloat16() for x in (q, k, v)))
+    assert lower.dtype == torch.bfloat16
+    torch.testing.assert_close(lower.float(), expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 5])
+def test_on_a_gpu_attention_within_segments_is_that_with_a_mask(monkeypatch, window):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    torch.manual_seed(0)
+    starts = (torch.rand(3, 200) < 0.05).cuda()
+    starts[:, 0] = True
+    number, results = int(starts.sum()), []
+    if attention._segment_kernel(starts.device) is None:
+        pytest.skip("no kernel for segments")
+    for present in (True, False):
+        if not present:
+            monkeypatch.setattr(attention, "_segment_kernel", lambda device: None)
+        qkv = torch.randn(3, 200, 3, 4, 32, generator=torch.Generator().manual_seed(1))
+        qkv = qkv.cuda().bfloat16().requires_grad_()
+        attend = sequence_attention(starts, window=window, sinks=0, num_segments=number + 2)
+        out = attend(*qkv.permute(2, 0, 3, 1, 4).unbind())
+        results.append((out, *torch.autograd.grad(out.float().pow(2).sum(), qkv)))
+    torch.testing.assert_close(*results, rtol=0.05, atol=0.05)

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
@@ -18,7 +18,7 @@ from yamame.collectors.base import Episodes, PreparesToAct, Remembers, Replay, o
 from yamame.collectors.block import on_host
 from yamame.collectors.entries import Block, StepEntries, with_ends
 from yamame.collectors.memory import MemoryAfterUpdate, check_memory, renew_memory
-from yamame.execution.precision import Precision, check_precision, in_precision
+from yamame.execution.precision import Precision, check_precision, in_precision, is_lower
 from yamame.execution.recorded_steps import Capturable, RecordedSteps, is_capturable
 from yamame.execution.recorder import check_compiler, cuda_recorder
 
@@ -68,8 +68,7 @@ class SyncCollector:
         memory_after_update: MemoryAfterUpdate = "keep",
     ) -> None:
         owner = type(self).__name__
-        is_module = isinstance(policy, torch.nn.Module)
-        require(owner, "policy", policy, is_module, "be a TensorDict module")
+        require(owner, "policy", policy, isinstance(policy, nn.Module), "be a TensorDict module")
         batch_size = tuple(env.batch_size)
         require(owner, "env", batch_size, len(batch_size) == 1, "have one batch dimension")
         observed = list(env.observation_spec.keys(True, True))
@@ -91,8 +90,9 @@ class SyncCollector:
 
         device = self._policy_device()
         check_precision(owner, autocast, device)
-        # Casts of weights are not cached: weights change in place between two steps.
+        # Autocast caches no casts of weights, which change in place between two steps.
         self._precision = in_precision(device, autocast, cache=False)
+        self._cast_weights = _cast_weights(self.policy, device, autocast)
         self._mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
         # Reading a tensor of such a device synchronizes with it.
         self._is_async_device = device.type != "cpu"
@@ -219,6 +219,8 @@ class SyncCollector:
     def _prepare_to_act(self) -> None:
         for _, module in outermost(self.policy, PreparesToAct):
             module.prepare_to_act()
+        if self._cast_weights is not None:
+            self._cast_weights.refresh()
 
     def metrics(self) -> dict[str, float]:
         """Return ``unfinished_steps``: steps of episodes that have not ended."""
@@ -267,6 +269,16 @@ class SyncCollector:
         """Close the environment."""
         if not self.env.is_closed:
             self.env.close()
+
+
+def _cast_weights(policy: nn.Module, device: torch.device, autocast: Precision) -> Any:
+    """Return the `CastWeights` of a policy, None if it acts in the precision of its weights."""
+    if not is_lower(device, autocast):
+        return None
+    # It loads all sequence models.
+    from yamame.collectors.cast_weights import CastWeights
+
+    return CastWeights(policy, torch.bfloat16)
 
 
 def _env_state(env: EnvBase) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ A captured computation is a CUDA graph, a compiled function or an exported funct
   parameter, a buffer, a declared input or a `Constant`, and new values are copied into it. Python
   numbers are constants of the graph: a number that changes between runs must be a tensor.
   `yamame.testing.DeclaredReads` checks the tensors.
+* Messages to other processes are calls of the host, see `yamame.distributed.between_graphs`.
 """
 
 from collections.abc import Iterator

@@ -72,7 +72,12 @@ def in_precision(
         precision: Precision of matrix products.
         cache: Keep weights that were cast until the context ends.
     """
-    is_lower = precision == "bfloat16"
+    enabled = is_lower(device, precision)
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=cache)
+
+
+def is_lower(device: torch.device, precision: Precision) -> bool:
+    """Return whether a device computes in bfloat16 in a precision."""
     if precision == "auto":
-        is_lower = multiplies_bfloat16(device)
-    return torch.autocast(device.type, torch.bfloat16, enabled=is_lower, cache_enabled=cache)
+        return multiplies_bfloat16(device)
+    return precision == "bfloat16"

@@ -33,7 +33,9 @@ class RecordedFunction:
         self._function = function
         self._recorder = recorder
         self._module = module
-        self._recordings: Recordings[Function] = Recordings(warmup=warmup)
+        self._recordings: Recordings[Function] = Recordings(
+            warmup=warmup, before_drop=recorder.wait
+        )
 
     @property
     def num_recordings(self) -> int:

@@ -82,7 +82,9 @@ class RecordedSteps:
         self._step = step
         self._parts = parts
         self._recorder = recorder
-        self._recordings: Recordings[Callable[[], None]] = Recordings(warmup=warmup)
+        self._recordings: Recordings[Callable[[], None]] = Recordings(
+            warmup=warmup, before_drop=recorder.wait
+        )
         self._buffers: dict[Hashable, Tensor] = {}  # by owner, name, shape and dtype
         self._block: dict[NestedKey, Tensor] = {}  # [S, N, ...]
         self._block_size = 0  # S

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from yamame.checks import ArgumentError
+from yamame.distributed import is_rank0
 from yamame.execution.capturing import recording
 from yamame.execution.recorder import Recorder, structure, tensors_of
 from yamame.execution.recordings import Recordings
@@ -43,7 +44,7 @@ class RecordedUpdates:
         optimizer: Optimizer that the second half steps. It is made capturable, now and whenever it
             loads a state.
         recorder: Runs and records.
-        extra_state: Returns further tensors that the second half reads or writes, such as averaged
+        extra_state: Returns further tensors that the halves read or write, such as averaged
             weights.
         after_replay: Called after the second half has been replayed, because a replay runs no
             Python code of ``step``.
@@ -78,7 +79,7 @@ class RecordedUpdates:
         self._extra_state = extra_state
         self._after_replay = after_replay
         self._recordings: Recordings[tuple[Gradients, Step]] = Recordings(
-            warmup=warmup, limit=limit
+            warmup=warmup, limit=limit, before_drop=recorder.wait
         )
         self._is_announced = False
         make_capturable(optimizer)
@@ -111,7 +112,7 @@ class RecordedUpdates:
         self._recordings.count(key)
 
     def _record(self, batch: TensorDictBase) -> tuple[Gradients, Step]:
-        if not self._is_announced:
+        if not self._is_announced and is_rank0():
             self._is_announced = True
             print_stderr(
                 "Learner: records updates as CUDA graphs, which takes seconds for a batch of new "
@@ -119,15 +120,22 @@ class RecordedUpdates:
             )
         static_batch = batch.clone()
         state = self._state()
+        metrics: Metrics = {}
+        rows = _Rows(metrics)
+
+        def record_gradients() -> Metrics:
+            nonlocal metrics, rows
+            metrics = self._gradients(static_batch)
+            rows = _Rows(metrics)
+            return rows.tensors
 
         def record_step() -> Metrics:
             self._step(metrics["grad_norm"])
             return {}
 
         with recording():
-            replay_gradients, metrics = self._recorder.record(
-                lambda: self._gradients(static_batch),
-                reads=[*state, *static_batch.values(True, True)],
+            replay_gradients, tensors = self._recorder.record(
+                record_gradients, reads=[*state, *static_batch.values(True, True)]
             )
             gradients_made = [p.grad for p in self._parameters() if p.grad is not None]
             replay_step, _ = self._recorder.record(
@@ -141,7 +149,8 @@ class RecordedUpdates:
             static_batch.update_(batch)
             replay_gradients()
             # The next replay overwrites them.
-            return {key: value.clone() for key, value in metrics.items()}
+            copies = {key: tensor.clone() for key, tensor in tensors.items()}
+            return rows.split(copies)
 
         def step(grad_norm: Tensor) -> None:
             replay_step()
@@ -168,6 +177,35 @@ class RecordedUpdates:
         """Drop recorded graphs, which hold tensors that a loaded state has replaced."""
         make_capturable(optimizer)
         self._recordings.clear()
+
+
+class _Rows:
+    """Tensors side by side in one row for each device and dtype: so few copies take all of them.
+
+    Args:
+        values: Tensors of any shapes.
+
+    Attributes:
+        tensors: The rows, by device and dtype.
+    """
+
+    def __init__(self, values: Metrics) -> None:
+        self._shapes: dict[str, dict[str, torch.Size]] = {}
+        parts: dict[str, list[Tensor]] = {}
+        for name, value in values.items():
+            row = f"{value.device} {value.dtype}"
+            self._shapes.setdefault(row, {})[name] = value.shape
+            parts.setdefault(row, []).append(value.reshape(-1))
+        self.tensors = {row: torch.cat(row_parts) for row, row_parts in parts.items()}
+
+    def split(self, tensors: Metrics) -> Metrics:
+        """Return the values that are in rows like ``tensors``, as views."""
+        values: Metrics = {}
+        for row, shapes in self._shapes.items():
+            parts = tensors[row].split([shape.numel() for shape in shapes.values()])
+            for (name, shape), part in zip(shapes.items(), parts, strict=True):
+                values[name] = part.view(shape)
+        return values
 
 
 def make_capturable(optimizer: torch.optim.Optimizer) -> None:

@@ -4,12 +4,14 @@ A CUDA graph is launched as a whole, by the device alone. `torch.compile` writes
 kernels. Rules for code that is treated in one of these ways stand in `yamame.execution.capturing`.
 """
 
+import gc
 import importlib.util
 import inspect
 import os
 import shutil
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -17,6 +19,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from yamame.checks import ArgumentError
+from yamame.distributed import divided_by
 from yamame.execution.capturing import NUM_SEGMENTS, capturing
 from yamame.system.messages import print_stderr
 
@@ -46,9 +49,15 @@ class Recorder(Protocol):
             results.
         """
 
+    def wait(self) -> None:
+        """Wait until all runs have ended; called before recordings are dropped."""
+
 
 class CudaRecorder:
     """Records CUDA graphs that share one memory pool.
+
+    A computation is one graph, or several with calls of the host between them, see
+    `yamame.distributed.between_graphs`.
 
     Args:
         device: A CUDA device.
@@ -72,13 +81,90 @@ class CudaRecorder:
         self, function: Callable[[], dict[str, Tensor]], *, reads: Iterable[Tensor]
     ) -> tuple[Callable[[], None], dict[str, Tensor]]:
         """Capture a graph; see `Recorder.record`."""
+        pieces = _Pieces(self._stream, self._pool)
+        with _without_collector():
+            pieces.begin()
+            try:
+                with divided_by(pieces.divide):
+                    results = function()
+            finally:
+                pieces.end()
+        return pieces.run(), results
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self._stream.device)
+
+
+class _Pieces:
+    """CUDA graphs of one computation, and the calls of the host between them, in order.
+
+    Tensors that are alive when a graph ends keep their memory, so the next graph reads them there.
+
+    Args:
+        stream: Stream of the captures.
+        pool: Memory pool of the graphs.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream, pool: Any) -> None:
+        self._stream = stream
+        self._pool = pool
+        self._capture: torch.cuda.graph | None = None
+        self._calls: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """Begin to capture a graph."""
         graph = torch.cuda.CUDAGraph()
         # Other threads may ask the device for its free memory during the capture, as the monitoring
         # of a run does.
         mode = "thread_local"
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
-            results = function()
-        return graph.replay, results
+        capture = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode=mode
+        )
+        capture.__enter__()
+        self._capture = capture
+        self._calls.append(graph.replay)
+
+    def end(self) -> None:
+        """End the graph that is captured, if there is one."""
+        capture = self._capture
+        self._capture = None
+        if capture is not None:
+            capture.__exit__(None, None, None)
+
+    def divide(self, call: Callable[[], None]) -> None:
+        """End a graph, append a call of the host, and begin the next graph."""
+        self.end()
+        self._calls.append(call)
+        self.begin()
+
+    def run(self) -> Callable[[], None]:
+        """Return a function that launches the graphs and executes the calls."""
+        calls = self._calls
+        if len(calls) == 1:
+            return calls[0]
+
+        def run() -> None:
+            for call in calls:
+                call()
+
+        return run
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Suspend Python's garbage collector.
+
+    It might free pinned memory or events of other parts, and a capture refuses the calls that this
+    takes.
+    """
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 def cuda_recorder(device: torch.device, owner: str) -> CudaRecorder:

@@ -17,6 +17,7 @@ class Recordings(Generic[R]):
         warmup: Ordinary executions of a structure before it is recorded.
         limit: Largest number of recordings; the one that was used longest ago is dropped. None:
             there is no limit.
+        before_drop: Called before recordings are dropped: the device may still run them.
 
     >>> recordings = Recordings(warmup=1, limit=1)
     >>> recordings.is_warm("a")
@@ -32,9 +33,16 @@ class Recordings(Generic[R]):
     False
     """
 
-    def __init__(self, *, warmup: int, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        warmup: int,
+        limit: int | None = None,
+        before_drop: Callable[[], None] = lambda: None,
+    ) -> None:
         self._warmup = warmup
         self._limit = limit
+        self._before_drop = before_drop
         self._executed: Counter[Hashable] = Counter()
         # The recording that was used last is the last one.
         self._recordings: OrderedDict[Hashable, R] = OrderedDict()
@@ -63,6 +71,7 @@ class Recordings(Generic[R]):
         if self._limit is not None:
             # Before the new one is recorded, so that it can use the memory of the old one.
             while len(self._recordings) >= self._limit:
+                self._before_drop()
                 oldest, _ = self._recordings.popitem(last=False)
                 # It is warmed up anew. However many structures there are, at most one execution in
                 # ``warmup + 1`` has the cost of a recording.
@@ -73,5 +82,7 @@ class Recordings(Generic[R]):
 
     def clear(self) -> None:
         """Drop all recordings; structures are warmed up anew."""
+        if self._recordings:
+            self._before_drop()
         self._recordings.clear()
         self._executed.clear()

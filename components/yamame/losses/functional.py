@@ -51,12 +51,36 @@ def masked_mean(values: Tensor, mask: Tensor, *, dim: Literal[-1] | None = None)
     >>> masked_mean(torch.tensor([[1.0, 3.0], [9.0, 9.0]]), torch.tensor([True, False])).item()
     2.0
     """
-    trailing = [1] * (values.ndim - mask.ndim)
-    selected = mask.reshape(*mask.shape, *trailing).expand_as(values)
-    reduced = None if dim is None else tuple(range(values.ndim - 1))
-    # Selecting, instead of multiplying by zero, keeps NaN and Inf of masked entries out of the sum.
-    total = torch.where(selected, values, 0.0).sum(reduced)
-    return total / mean_count(selected.sum(reduced))
+    return MaskedMean(mask)(values, dim=dim)
+
+
+class MaskedMean:
+    """Averages over the marked entries of a mask, which is counted once over all ranks.
+
+    Args:
+        mask: Bool [*M], with at least one true entry.
+
+    >>> mean = MaskedMean(torch.tensor([True, False]))
+    >>> mean(torch.tensor([[1.0, 3.0], [9.0, 9.0]])).item()
+    2.0
+    """
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask = mask
+        self._count = mean_count(mask.sum())
+
+    def __call__(self, values: Tensor, *, dim: Literal[-1] | None = None) -> Tensor:
+        """Average values as `masked_mean` does."""
+        trailing = [1] * (values.ndim - self.mask.ndim)
+        selected = self.mask.reshape(*self.mask.shape, *trailing)
+        reduced = None if dim is None else tuple(range(values.ndim - 1))
+        # Selecting, instead of multiplying by zero, keeps NaN and Inf of masked entries out of the
+        # sum.
+        total = torch.where(selected, values, 0.0).sum(reduced)
+        num_averaged = self._count
+        for size in values.shape[self.mask.ndim : values.ndim if dim is None else -1]:
+            num_averaged = num_averaged * size
+        return total / num_averaged
 
 
 def bootstrapped_targets(

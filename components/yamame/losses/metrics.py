@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from yamame.losses.functional import masked_mean
+from yamame.losses.functional import MaskedMean
 
 
 def gamma_names(name: str, gammas: Sequence[float]) -> list[str]:
-    """Return the names of the means of `gamma_means`.
+    """Return the names of the means of `MetricMeans.add_gammas`.
 
     >>> gamma_names("q_value", [0.9, 0.99])
     ['q_value', 'q_value_gamma_0.9', 'q_value_gamma_0.99']
@@ -20,49 +21,62 @@ def gamma_names(name: str, gammas: Sequence[float]) -> list[str]:
     return [name, *(f"{name}_gamma_{gamma:g}" for gamma in gammas)]
 
 
-def gamma_means(
-    name: str, values: Tensor, valid: Tensor, gammas: Sequence[float]
-) -> dict[str, Tensor]:
-    """Average a metric for the last discount, which acts, and for each discount of several.
+class MetricMeans:
+    """Averages of metrics over valid transitions, all of them computed by one sum.
 
     Args:
-        name: Name of the metric.
-        values: [B, T, *, G].
-        valid: Bool [B, T], see `yamame.losses.transition_mask`.
-        gammas: The G discounts, which name the metrics.
+        mean: Averages over the valid transitions [B, T].
+        gammas: The G discounts, which name metrics.
 
-    Returns:
-        Scalars by name: means over valid transitions and all dimensions but the last.
+    >>> means = MetricMeans(MaskedMean(torch.tensor([[True, False]])), [0.9, 0.99])
+    >>> means.add("entropy", torch.tensor([[1.0, 9.0]]))
+    >>> means.add_gammas("q_value", torch.tensor([[[2.0, 3.0], [9.0, 9.0]]]))
+    >>> {name: value.item() for name, value in means.compute().items()}
+    {'entropy': 1.0, 'q_value': 3.0, 'q_value_gamma_0.9': 2.0, 'q_value_gamma_0.99': 3.0}
     """
-    means = masked_mean(values, valid, dim=-1).unbind()
-    output = {name: means[-1]}
-    if len(gammas) > 1:
-        for gamma_name, mean in zip(gamma_names(name, gammas)[1:], means, strict=True):
-            output[gamma_name] = mean
-    return output
+
+    def __init__(self, mean: MaskedMean, gammas: Sequence[float]) -> None:
+        self._mean = mean
+        self._gammas = gammas
+        self._columns: list[Tensor] = []  # each [B, T, K]
+        self._names: list[tuple[list[str], int]] = []
+
+    def add(self, name: str, values: Tensor) -> None:
+        """Add a metric that is averaged over all trailing dimensions: [B, T, *]."""
+        self._add([name], values, size=1)
+
+    def add_gammas(self, name: str, values: Tensor) -> None:
+        """Add a metric for the last discount, which acts, and for each of several: [B, T, *, G]."""
+        self._add(gamma_names(name, self._gammas), values, size=len(self._gammas))
+
+    def _add(self, names: list[str], values: Tensor, *, size: int) -> None:
+        columns = values.reshape(*self._mean.mask.shape, -1)
+        if not columns.is_floating_point():
+            columns = columns.float()
+        self._columns.append(columns)
+        self._names.append((names, size))
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return the averages, by name."""
+        if not self._columns:
+            return {}
+        means = self._mean(torch.cat(self._columns, -1), dim=-1)  # [K of all metrics]
+        output: dict[str, Tensor] = {}
+        parts = means.split([columns.shape[-1] for columns in self._columns])
+        for (names, size), part in zip(self._names, parts, strict=True):
+            if len(part) > size:
+                part = part.view(-1, size).mean(0)
+            values = part.unbind()
+            output[names[0]] = values[-1]
+            output.update(zip(names[1:], values, strict=False))
+        return output
 
 
-def value_metrics(
-    q_value: Tensor, targets: Tensor, valid: Tensor, gammas: Sequence[float]
-) -> dict[str, Tensor]:
-    """Compare the values [B, T, C, G] of the taken actions with their targets [B, T, G]."""
-    # All critics share the target.
-    error = (q_value[..., -1] - targets[..., -1].unsqueeze(2)).abs()
-    metrics = {
-        "td_error": masked_mean(error, valid),
-        "target_value": masked_mean(targets[..., -1], valid),
-    }
-    return metrics | gamma_means("q_value", q_value, valid, gammas)
+def is_clipped(targets: Tensor, bounds: tuple[float, float]) -> Tensor:
+    """Return which targets are outside the bounds.
 
-
-def clipped_share(targets: Tensor, valid: Tensor, bounds: tuple[float, float]) -> Tensor:
-    """Return the share of valid targets [B, T, G] outside the bounds.
-
-    >>> import torch
-    >>> targets = torch.tensor([[[0.5, 2.0], [-9.0, 9.0]]])
-    >>> clipped_share(targets, torch.tensor([[True, False]]), (-1.0, 1.0))
-    tensor(0.5000)
+    >>> is_clipped(torch.tensor([0.5, 2.0, -9.0]), (-1.0, 1.0))
+    tensor([False,  True,  True])
     """
     low, high = bounds
-    is_outside = (targets < low) | (targets > high)
-    return masked_mean(is_outside.float(), valid)
+    return (targets < low) | (targets > high)

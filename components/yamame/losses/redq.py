@@ -28,12 +28,12 @@ from yamame.checks import (
 )
 from yamame.heads import ValueRepresentation
 from yamame.losses.functional import (
+    MaskedMean,
     advantage_filter,
     bootstrapped_targets,
     critic_subset_value,
-    masked_mean,
 )
-from yamame.losses.metrics import clipped_share, gamma_means, gamma_names, value_metrics
+from yamame.losses.metrics import MetricMeans, gamma_names, is_clipped
 from yamame.losses.policy_values import (
     PolicyValues,
     enumerate_policy,
@@ -241,6 +241,8 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         """Compute the terms and metrics of a batch [B, L], or of a rollout [*, T]."""
         tensordict = self.packed(tensordict)
         valid = self._valid_transitions(tensordict)
+        mean = MaskedMean(valid)
+        metrics = MetricMeans(mean, self.discounts)
         all_actor_context, all_critic_context = self._contexts(self.encoder, tensordict)
         actor_context = all_actor_context[:, DEPARTURE]
         critic_context = all_critic_context[:, DEPARTURE]
@@ -265,23 +267,23 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
                     self.returns.update(targets, valid)
             taken, policy_values = self._taken_and_policy_values(critic_context, action, policy)
             if targets is not None:
-                output |= self._critic_loss(taken, targets, valid)
+                output |= self._critic_loss(taken, targets, mean, metrics)
             if self.online_coeff > 0:
-                actor_loss = self._actor_loss(policy_values, policy, valid)
+                actor_loss = self._actor_loss(policy_values, policy, mean)
                 output["loss_online"] = self.online_coeff * actor_loss
             if self._filters_cloning:
                 weight = self._cloning_weight(taken.detach(), policy_values)
-                output |= gamma_means("filter_weight", weight, valid, self.discounts)
+                metrics.add_gammas("filter_weight", weight)
 
         if self.cloning_coeff > 0:
             log_prob = policy.cloning_log_prob(action.unsqueeze(-2))
             assert log_prob.shape == weight.shape == (*valid.shape, len(self.discounts))
-            output["loss_cloning"] = self.cloning_coeff * masked_mean(-weight * log_prob, valid)
+            output["loss_cloning"] = self.cloning_coeff * mean(-weight * log_prob)
 
         # The policy of the last discount acts, so its entropy is reported.
         acting = self._distribution(params[..., -1:, :].detach(), mask)
-        output["entropy"] = masked_mean(acting.entropy(), valid)
-        return TensorDict(output)
+        metrics.add("entropy", acting.entropy())
+        return TensorDict(output | metrics.compute())
 
     @property
     def acting_discount(self) -> float:
@@ -407,27 +409,32 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             values = sample_policy(frozen, context.detach(), policy, self.num_action_samples)
         return raw, values
 
-    def _critic_loss(self, taken: Tensor, targets: Tensor, valid: Tensor) -> dict[str, Tensor]:
-        """Compute the error of all critics and the metrics of their values.
+    def _critic_loss(
+        self, taken: Tensor, targets: Tensor, mean: MaskedMean, metrics: MetricMeans
+    ) -> dict[str, Tensor]:
+        """Compute the error of all critics, and add the metrics of their values.
 
         Args:
             taken: Raw values of the taken actions, [B, T, C, G, O].
             targets: [B, T, G].
-            valid: Bool [B, T].
+            mean: Averages over valid transitions.
+            metrics: Gets the metrics of values.
         """
         q_value = self.returns.to_returns(taken.detach())
-        assert q_value.shape == (*valid.shape, taken.shape[2], len(self.discounts))
+        assert q_value.shape == (*targets.shape[:2], taken.shape[2], len(self.discounts))
         # All critics share the target.
-        error = masked_mean(self.returns.loss(taken, targets.unsqueeze(dim=2)), valid)
+        error = mean(self.returns.loss(taken, targets.unsqueeze(dim=2)))
         output = {"loss_critic": self.critic_coeff * error}
-        output |= value_metrics(q_value, targets, valid, self.discounts)
-        output["return_std"] = self.returns.std[-1]
+        metrics.add("td_error", (q_value[..., -1] - targets[..., -1:]).abs())
+        metrics.add("target_value", targets[..., -1])
+        metrics.add_gammas("q_value", q_value)
         if self.returns.bounds is not None:
-            output["clipped_targets"] = clipped_share(targets, valid, self.returns.bounds)
+            metrics.add("clipped_targets", is_clipped(targets, self.returns.bounds))
+        output["return_std"] = self.returns.std[-1]
         return output
 
     def _actor_loss(
-        self, policy_values: PolicyValues, policy: ActionDistribution, valid: Tensor
+        self, policy_values: PolicyValues, policy: ActionDistribution, mean: MaskedMean
     ) -> Tensor:
         """Compute the negative normalised value of the policy under the smallest critic."""
         if self.action_space.enumerable and self.discrete_gradient == "straight_through":
@@ -435,8 +442,8 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         # Normalised values give all discounts gradients of one scale.
         values = policy_values.expect(self.returns.to_normalized(policy_values.raw))
         value = values.amin(dim=2)  # over critics: [B, T, G]
-        assert value.shape == (*valid.shape, len(self.discounts))
-        return -masked_mean(value, valid)
+        assert value.shape == (*mean.mask.shape, len(self.discounts))
+        return -mean(value)
 
     @torch.no_grad()
     def _cloning_weight(self, taken: Tensor, policy_values: PolicyValues) -> Tensor:

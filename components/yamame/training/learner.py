@@ -18,10 +18,11 @@ from yamame.execution.recorded_updates import (
     keep_ordinary,
     refuse_obstacles,
 )
-from yamame.execution.recorder import Compiled, check_compiler, cuda_recorder
+from yamame.execution.recorder import Compiled, Recorder, check_compiler, cuda_recorder
 from yamame.training.averaging import AveragedWeights
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.optimizer_state import name_parameters
+from yamame.training.saved_buffers import SavedBuffers
 
 
 class Learner:
@@ -106,24 +107,31 @@ class Learner:
             self._compute = Compiled(
                 lambda batch: dict(loss(batch).items()), name="Learner: the loss"
             )
-        self._recorded = self._record(device) if cuda_graph else None
-        if not cuda_graph:
+        self._saved_buffers = SavedBuffers(loss)
+        self._recorded: RecordedUpdates | None = None
+        if cuda_graph:
+            self._recorded = self._record(cuda_recorder(device, "Learner"))
+        else:
             keep_ordinary(optimizer)
 
-    def _record(self, device: torch.device) -> RecordedUpdates:
-        hooks: dict[str, Any] = {}
-        if self.averaged is not None:
-            hooks = {
-                "extra_state": self.averaged.tensors,
-                "after_replay": self.averaged.mark_stale,
-            }
+    def _record(self, recorder: Recorder, **options: Any) -> RecordedUpdates:
+        def extra_state() -> list[Tensor]:
+            averaged = [] if self.averaged is None else self.averaged.tensors()
+            return [*self._saved_buffers.tensors, *averaged]
+
+        def after_replay() -> None:
+            if self.averaged is not None:
+                self.averaged.mark_stale()
+
         return RecordedUpdates(
             self._gradients,
             self._step,
             loss=self.loss,
             optimizer=self.optimizer,
-            recorder=cuda_recorder(device, "Learner"),
-            **hooks,
+            recorder=recorder,
+            extra_state=extra_state,
+            after_replay=after_replay,
+            **options,
         )
 
     def update(
@@ -150,14 +158,13 @@ class Learner:
         else:
             compute_gradients = self._gradients
             step = self._step
-        statistics = self.statistics()
         rng = _random_state(batch)
         metrics = compute_gradients(batch)
         own_loss = metrics.pop("own_loss", metrics["loss"])
         meanwhile()
         checked = {"loss": metrics["loss"], "grad_norm": metrics["grad_norm"]}
         if not self.guard.accepts(checked):
-            self.restore(statistics)
+            self._saved_buffers.restore()
             evidence = None
             # If the loss of another rank is not finite, that rank has the evidence.
             if bool(metrics["loss"].isfinite() | ~own_loss.isfinite()):
@@ -248,6 +255,7 @@ class Learner:
 
     def _gradients(self, batch: TensorDictBase) -> Metrics:
         """Compute the first half of an update: the loss, its gradients and their norm."""
+        self._saved_buffers.save()
         with self.precision():
             out = self._compute(batch)
         total = torch.stack(self._terms(out)).sum()

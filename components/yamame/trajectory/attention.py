@@ -1,10 +1,15 @@
 """Causal attention within whole sequences, and never past a start.
 
-Shapes: B sequences, L timesteps, H heads, d size of a head.
+Starts inside of a sequence divide it into segments. A mask hides all other segments; on GPUs with
+flash attention, a kernel for sequences of different lengths skips them instead.
+
+Shapes: B sequences, L timesteps, H heads, d size of a head, S segments.
 """
 
+import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +39,8 @@ def sequence_attention(
         window: Number of latest timesteps that are visible, including the present one; None for
             all.
         sinks: Number of first timesteps after a start that are visible beyond the window.
-        num_segments: Upper bound of the number of starts; None to count them.
+        num_segments: Upper bound of the number of starts, also at the first timestep of each
+            sequence; None to count them.
     """
     batch, length = is_init.shape
     if num_segments is None:
@@ -47,6 +53,18 @@ def sequence_attention(
         # No mask: kernels for plain causal attention are the fastest.
         return partial(dot_product, mask=None)
 
+    masked = partial(_masked_attention, is_init, window=window, sinks=sinks, divided=divided)
+    has_sinks = window is not None and sinks > 0
+    if num_segments is not None and divided and not has_sinks:
+        kernel = _segment_kernel(is_init.device)
+        if kernel is not None:
+            return _segment_attention(is_init, num_segments, kernel, window=window, masked=masked)
+    return masked()
+
+
+def _masked_attention(is_init: Tensor, *, window: int | None, sinks: int, divided: bool) -> Attend:
+    """Return attention with a mask of visible keys."""
+    batch, length = is_init.shape
     num_masks = batch if divided else 1
     queries = max(_FEWEST_QUERIES, _LARGEST_MASK // (length * num_masks))
     if queries < length:
@@ -96,6 +114,95 @@ def _block_attention(
         return torch.cat(blocks, 2)
 
     return attend
+
+
+def _segment_kernel(device: torch.device) -> Callable[..., Tensor] | None:
+    """Return PyTorch's attention for sequences of different lengths; None if a device lacks it."""
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        return None
+    if not torch.backends.cuda.is_flash_attention_available():
+        return None
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return None
+    return _find_kernel()
+
+
+@cache
+def _find_kernel() -> Callable[..., Tensor] | None:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    kernel: Any = varlen_attn
+    # Earlier versions have other arguments.
+    return kernel if "window_size" in inspect.signature(kernel).parameters else None
+
+
+def _segment_attention(
+    is_init: Tensor,
+    num_segments: int,
+    kernel: Callable[..., Tensor],
+    *,
+    window: int | None,
+    masked: Callable[[], Attend],
+) -> Attend:
+    """Return attention that computes only products within segments.
+
+    Args:
+        is_init: ``[B, L]`` bool, starts of fresh memories.
+        num_segments: Upper bound of the number of starts.
+        kernel: Attention with the arguments of `torch.nn.attention.varlen.varlen_attn`.
+        window: Number of latest timesteps that are visible; None for all.
+        masked: Returns attention with a mask, for dtypes and sizes that the kernel does not take.
+    """
+    length = is_init.shape[1]
+    masked = cache(masked)
+    offsets = cache(partial(segment_offsets, is_init, num_segments))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if torch.is_autocast_enabled(q.device.type):
+            dtype = torch.get_autocast_dtype(q.device.type)
+            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        if not _is_supported(q):
+            return masked()(q, k, v)
+        # The segments of all sequences follow each other.
+        flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]  # [B L, H, d]
+        bounds = offsets()
+        oldest = -1 if window is None else window - 1
+        out = kernel(*flat, bounds, bounds, length, length, window_size=(oldest, 0))
+        return out.unflatten(0, is_init.shape).transpose(1, 2)
+
+    return attend
+
+
+def _is_supported(q: Tensor) -> bool:
+    """Return whether flash attention takes queries ``[B, H, L, d]``."""
+    head_size = q.shape[-1]
+    return q.dtype in (torch.bfloat16, torch.float16) and head_size % 8 == 0 and head_size <= 256
+
+
+def segment_offsets(is_init: Tensor, num_segments: int) -> Tensor:
+    """Compute where segments begin in the concatenation of all sequences.
+
+    No value is read back.
+
+    Args:
+        is_init: ``[B, L]`` bool, starts of fresh memories. Every sequence begins with one.
+        num_segments: Number S of offsets, at least that of the starts. Excess segments are empty.
+
+    Returns:
+        ``[S + 1]`` int32, the last one is B L.
+
+    >>> is_init = torch.tensor([[True, False, True], [True, False, False]])
+    >>> segment_offsets(is_init, 4).tolist()
+    [0, 2, 3, 6, 6]
+    """
+    length = is_init.shape[1]
+    place = torch.arange(is_init.numel(), device=is_init.device, dtype=torch.int32)
+    starts = is_init.flatten() | (place % length == 0)
+    segment = starts.cumsum(0) - 1  # [B L]
+    offsets = place.new_full((num_segments + 1,), is_init.numel())
+    return offsets.scatter_reduce(0, segment, place, "amin")
 
 
 def dot_product(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None) -> Tensor:

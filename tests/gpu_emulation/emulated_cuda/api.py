@@ -9,9 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from emulated_cuda.counting import State, set_sync_debug_mode, wait
+from emulated_cuda.counting import State, set_sync_debug_mode, wait, where
 from emulated_cuda.graphs import CUDAGraph
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 MEMORY = 80 * 2**30
 DEVICE = torch.device("cuda", 0)
@@ -77,6 +78,7 @@ def start() -> None:
     _replace_module()
     _replace_guards()
     _replace_recurrent_layers()
+    _replace_messages()
     if torch.zeros(1, device="cuda").item() != 0:
         raise RuntimeError("the emulated device does not compute")
 
@@ -211,6 +213,31 @@ def _replace_recurrent_layers() -> None:
         for key in ("CUDA", "AutogradCUDA"):
             library.impl(name, function, key)
     _kept.append(library)
+
+
+def _replace_messages() -> None:
+    """Messages between processes that have one emulated device each: gloo sends what NCCL would."""
+    begin = distributed.init_process_group
+    distributed.init_process_group = lambda backend=None, **options: begin("gloo", **options)
+    for name in ("all_reduce", "broadcast"):
+        setattr(distributed, name, _message(name, getattr(distributed, name)))
+
+
+def _message(name: str, send: Any) -> Any:
+    def sent(tensor: Tensor, *args: Any, **options: Any) -> Any:
+        if not tensor.is_cuda:
+            return send(tensor, *args, **options)
+        if State.capture is not None:
+            raise RuntimeError(f"{name} in a capture, at {where()}")
+        if State.counts is not None:
+            State.counts.kernels[name, where()] += 1
+        with _disable_current_modes():
+            here = tensor.cpu()
+            send(here, *args, **options)
+            tensor.copy_(here)
+        return None
+
+    return sent
 
 
 _kept: list[Any] = []

@@ -54,15 +54,21 @@ class Counts:
     waits: Counter[Place] = field(default_factory=Counter)
     copies: Counter[Place] = field(default_factory=Counter)
     kernels: Counter[Place] = field(default_factory=Counter)
+    replayed: Counter[Place] = field(default_factory=Counter)  # kernels of graphs
 
     def copy(self) -> "Counts":
         """The counts up to now."""
-        return Counts(self.waits.copy(), self.copies.copy(), self.kernels.copy())
+        return Counts(
+            self.waits.copy(), self.copies.copy(), self.kernels.copy(), self.replayed.copy()
+        )
 
     def since(self, before: "Counts") -> "Counts":
         """What was counted after a copy was made."""
         return Counts(
-            self.waits - before.waits, self.copies - before.copies, self.kernels - before.kernels
+            self.waits - before.waits,
+            self.copies - before.copies,
+            self.kernels - before.kernels,
+            self.replayed - before.replayed,
         )
 
     @staticmethod
@@ -73,6 +79,7 @@ class Counts:
             total.waits.update(part.waits)
             total.copies.update(part.copies)
             total.kernels.update(part.kernels)
+            total.replayed.update(part.replayed)
         return total
 
     def table(self, of: float = 1.0) -> str:
@@ -185,8 +192,13 @@ def counted() -> Iterator[Counts]:
 def _count(counts: Counts, func: Any, name: str, copied: str | None) -> None:
     if copied:
         counts.copies[copied, where()] += 1
-    elif not func.is_view and name not in NO_KERNEL:
+    elif is_kernel(func):
         counts.kernels[name, where()] += 1
+
+
+def is_kernel(func: Any) -> bool:
+    """Whether an operation computes something."""
+    return not func.is_view and func._schema.name not in NO_KERNEL
 
 
 def _is_on_device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from emulated_cuda.counting import State, watched, where
+from emulated_cuda.counting import State, is_kernel, watched, where
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -61,6 +61,8 @@ class CUDAGraph:
         """Runs the operations again, each into the memory of its first results."""
         if State.counts is not None:
             State.counts.kernels["graph launch", where()] += 1
+            number = sum(is_kernel(func) for func, *_ in self._calls)
+            State.counts.replayed["kernel of a graph", where()] += number
         with _disable_current_modes():
             for func, args, kwargs, results in self._calls:
                 again = func(*args, **kwargs)
