@@ -149,7 +149,7 @@ def extras(session: nox.Session) -> None:
         "-W",
         "ignore",
         "-c",
-        "import gymnasium_robotics, mujoco, joblib, submitit, optuna",
+        "import gymnasium_robotics, mujoco, submitit, optuna",
     )
     session.run("pytest", "-m", DEFAULT, *(session.posargs or EXTRAS))
 

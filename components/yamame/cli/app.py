@@ -216,7 +216,9 @@ def _reporting(command: str, cfg: DictConfig) -> Iterator[JobResult]:
     This is called inside of Hydra, which would print its own line about an exception.
     """
     result = JobResult()
-    is_in_sweep = is_job() and SWEEP_VARIABLE in os.environ
+    # A job that Slurm starts late, or again, may find that its sweep has ended.
+    folder = os.environ.get(SWEEP_VARIABLE)
+    is_in_sweep = is_job() and folder is not None and Path(folder).is_dir()
     with recorded_job(result, command, cfg) if is_in_sweep else _one_line(command, cfg):
         try:
             yield result
@@ -241,5 +243,5 @@ def _one_line(command: str, cfg: DictConfig) -> Iterator[None]:
 
 
 def _jobs_at_once() -> int:
-    """Return the number of jobs of a sweep that run at the same time, as joblib's launcher has."""
+    """Return the number of jobs of a sweep that run at the same time, as ``launcher=local`` has."""
     return int(HydraConfig.get().launcher.get("n_jobs", 1)) if is_job() else 1
