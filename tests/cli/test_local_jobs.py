@@ -130,7 +130,8 @@ def test_a_placement_knows_whether_jobs_share_a_gpu(settings, is_shared):
 
 
 MPS = """#!/bin/sh
-echo "$1 pipes=$CUDA_MPS_PIPE_DIRECTORY visible=$CUDA_VISIBLE_DEVICES $(test -z "$1" && cat)" >>{log}
+given=$(test -z "$1" && cat)
+echo "$1 pipes=$CUDA_MPS_PIPE_DIRECTORY visible=$CUDA_VISIBLE_DEVICES $given" >>{log}
 exit {status}
 """
 

@@ -32,6 +32,7 @@ from yamame.cli.nodes import check
 from yamame.cli.sections import Config
 from yamame.cli.slurm import requeue
 from yamame.cli.sweeps import SWEEP_VARIABLE as SWEEP_VARIABLE
+from yamame.distributed import is_slurm_step
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of
 from yamame.system.installed import recipe_command
@@ -48,7 +49,9 @@ def resuming_command(num_processes: int) -> str:
     """Return the command that resumes the present run from the working directory."""
     hydra_config = HydraConfig.get()
     start = recipe_command(hydra_config.job.name)
-    if num_processes > 1:
+    if num_processes > 1 and is_slurm_step():
+        start = f"srun --ntasks={num_processes} {start}"
+    elif num_processes > 1:
         program = f"--no-python {start}"
         if start.startswith("python "):
             program = start.removeprefix("python ")
