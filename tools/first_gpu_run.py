@@ -11,8 +11,8 @@
 
 Every part is a process with a time limit. A part that fails, hangs, lacks a package or corrupts the
 device for its process ends no other part, and its results so far are kept: each is appended to
-``results.jsonl`` at once. The folder of the results also gets ``output.txt`` (output of the parts), ``smi.csv``
-(samples of nvidia-smi) and, at the end, ``table.md``.
+``results.jsonl`` at once. The folder of the results also gets ``output.txt`` (output of the parts),
+``smi.csv`` (samples of nvidia-smi) and, at the end, ``table.md``.
 
 The table has the time of ordinary updates and steps over that of recorded ones. If both are below
 1.1, recording CUDA graphs is not worth its code.
