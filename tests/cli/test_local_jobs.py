@@ -1,8 +1,10 @@
 """Jobs of a sweep in processes of this machine: how many, on which GPUs, and what is lost."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,17 +16,34 @@ import os, signal, sys, time
 from pathlib import Path
 
 import torch
-from omegaconf import OmegaConf
+from hydra.core.hydra_config import HydraConfig
 from yamame.cli.app import main
+from yamame.system.signals import Terminated, exit_if_received, handling
 
 
 def seen():
     return [path.read_text().split() for path in Path().glob("began-*")]
 
 
+def run_until_a_signal(seed):
+    try:
+        with handling(at_once=False):
+            deadline = time.monotonic() + 100
+            while time.monotonic() < deadline:
+                exit_if_received()
+                time.sleep(0.05)
+    except Terminated as ended:
+        time.sleep(1)  # what is saved takes a while, in which a second signal would end the process
+        Path(f"saved-{seed}").write_text(ended.signal.name)
+        raise
+
+
 def task(cfg):
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    Path(f"began-{cfg.seed}").write_text(f"{visible} {os.getpid()} {torch.get_num_threads()}")
+    together = HydraConfig.get().launcher.n_jobs
+    Path(f"began-{cfg.seed}").write_text(f"{visible} {os.getpid()} {together}")
+    if cfg.seed >= 10:
+        run_until_a_signal(cfg.seed)
     if cfg.seed == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     # Until jobs have run on both GPUs; then, until another worker has replaced the killed one.
@@ -39,7 +58,7 @@ def task(cfg):
 if __name__ == "__main__":
     # Two emulated GPUs.
     torch.cuda.device_count = lambda: 2
-    main(task, config_name="train", config_dir=Path.cwd(), needs_store=False)
+    main(task, config_name="train", config_dir=Path.cwd(), needs_store=False, resumable=True)
 """
 CONFIG = """
 defaults:
@@ -60,39 +79,64 @@ run: {{root: runs, name: null, overwrite: false}}
 
 
 @pytest.fixture
-def sweep(tmp_path):
-    """Runs the recipe with ``-m`` in a process: what it printed, and what each job saw."""
+def begin(tmp_path):
+    """Begins the recipe with ``-m``, in a process group of its own."""
     conf = Path(__file__).parents[2] / "conf"
     (tmp_path / "train.yaml").write_text(CONFIG.format(conf=conf))
     (tmp_path / "recipe.py").write_text(RECIPE)
 
     def run(*arguments, **variables):
         command = [sys.executable, "recipe.py", "-m", *arguments]
-        env = {**os.environ, "OMP_NUM_THREADS": "", **variables}
-        del env["OMP_NUM_THREADS"]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False
+        return subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
-        began = {
-            int(path.name.removeprefix("began-")): path.read_text().split()
-            for path in tmp_path.glob("began-*")
-        }
-        return done, began
 
     return run
 
 
-def test_four_jobs_use_both_gpus_and_a_job_that_is_killed_leaves_the_others_alone(sweep):
-    done, began = sweep("seed=0,1,2,3", CUDA_VISIBLE_DEVICES="6,GPU-7")
-    assert began.keys() == {0, 1, 2, 3}, done.stderr
+def files(folder, kind):
+    """What each job has written to its file of a kind."""
+    return {
+        int(path.name.removeprefix(f"{kind}-")): path.read_text().split()
+        for path in folder.glob(f"{kind}-*")
+    }
+
+
+def test_four_jobs_use_both_gpus_and_a_job_that_is_killed_leaves_the_others_alone(begin, tmp_path):
+    process = begin("seed=0,1,2,3", "hydra.launcher.n_jobs=3", CUDA_VISIBLE_DEVICES="6,GPU-7")
+    stdout, stderr = process.communicate(timeout=400)
+    began = files(tmp_path, "began")
+    assert began.keys() == {0, 1, 2, 3}, stderr
+    assert {together for *_, together in began.values()} == {"2"}
+    assert "launcher: 2 jobs at the same time, not 3, on 2 GPUs" in stderr
     visible = [began[seed][0] for seed in range(4)]
     assert visible[:2] == ["6", "GPU-7"]
     assert sorted(visible[2:]) == ["6", "GPU-7"]
     assert len({pid for _, pid, _ in began.values()}) == 3
-    assert done.returncode == 1
-    assert "job 1 (exit status -9)" in done.stderr
-    became = [line.split()[1] for line in done.stdout.splitlines()[-5:-1]]
-    assert became == ["ran", "stopped", "ran", "ran"], done.stdout + done.stderr
+    assert process.returncode == 1
+    assert "job 1 (exit status -9)" in stderr
+    became = [line.split()[1] for line in stdout.splitlines()[-5:-1]]
+    assert became == ["ran", "stopped", "ran", "ran"], stdout + stderr
+
+
+def test_an_interrupt_lets_every_job_save_its_state(begin, tmp_path):
+    process = begin("seed=10,11", "device=cpu", "hydra.launcher.n_jobs=2")
+    deadline = time.monotonic() + 300
+    while len(files(tmp_path, "began")) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    stdout, stderr = process.communicate(timeout=200)
+    assert process.returncode == 75, stderr
+    assert files(tmp_path, "saved") == {10: ["SIGTERM"], 11: ["SIGTERM"]}, stderr
+    assert [line.split()[1] for line in stdout.splitlines()[-3:-1]] == ["stopped", "stopped"]
 
 
 @pytest.mark.parametrize(

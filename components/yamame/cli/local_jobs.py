@@ -117,11 +117,15 @@ class LocalSweep:
         context: Hydra's context.
         task: The recipe, of the configuration of a job.
         config: Configuration of the sweep, with Hydra's own.
+
+    Attributes:
+        num_workers: Jobs that run at the same time.
     """
 
     context: Any
     task: Any
     config: Any
+    num_workers: int = 1
 
     def run(
         self,
@@ -161,9 +165,7 @@ class LocalSweep:
                 f"launcher: {placement.num_workers} jobs at the same time, not {n_jobs}, on "
                 f"{placement.num_gpus} GPUs; hydra.launcher.jobs_per_device lets jobs share a GPU"
             )
-        with open_dict(self.config):
-            # Jobs share the cores among as many.
-            self.config.hydra.launcher.n_jobs = placement.num_workers
+        self.num_workers = placement.num_workers
         with sharing_gpus(placement.is_shared):
             return self._run(job_overrides, first, placement)
 
@@ -230,6 +232,8 @@ class LocalSweep:
         with open_dict(config):
             config.hydra.job.id = number
             config.hydra.job.num = number
+            # The job takes its share of the cores by it.
+            config.hydra.launcher.n_jobs = self.num_workers
         HydraConfig.instance().set_config(config)
         return run_job(
             hydra_context=self.context,
