@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yamame
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -310,6 +311,22 @@ def test_a_group_that_a_part_does_not_have_is_a_failure(choice, known, tool, tmp
         own.chosen(group)
     own.check_choice()
     assert (own.failures == []) == known
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_fit_is_that_of_the_paper_whatever_the_defaults_of_training_are(device, tool, tmp_path):
+    own = tool("gpu.job").Job("fit", "", device, False, tmp_path, time.time() + 60, [])
+    cfg = yamame.compose(*tool("gpu.fit").settings(own))
+    assert (cfg.encoder.num_layers, cfg.encoder.d_model, cfg.encoder.sigma_reparam) == (
+        3,
+        256,
+        True,
+    )
+    assert cfg.optimizer._target_.endswith("AdamW")
+    assert (cfg.schedule.regulator, cfg.schedule.batch_timesteps) == (None, None)
+    assert (cfg.schedule.batch_size, cfg.schedule.updates_per_step) == (24, 0.016)
+    assert (cfg.env.time_limit, cfg.context_length) == (500, 501)
+    assert (cfg.device, cfg.schedule.cuda_graph) == (device, device == "cuda")
 
 
 def test_a_line_that_was_cut_off_and_an_earlier_run_are_left_out(tool, tmp_path):
