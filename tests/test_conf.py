@@ -253,6 +253,7 @@ def test_the_settings_of_a_main_file_are_those_that_are_declared_and_its_default
         "replay_batch": ["bundle=a"],
         "export": ["run=a", "path=b"],
         "offline": ["data.path=a"],
+        "import_amago": ["amago.weights=a", "amago.path=b"],
     }
     needed |= {key: ["run=a"] for key in ("evaluate", "play", "serve", "sync")}
     given = needed.get(main, [])

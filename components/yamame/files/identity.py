@@ -45,6 +45,7 @@ _PRECISION = ("schedule.autocast", "collector.autocast")
 
 ADDED = {
     "float32_matmul_precision": "highest",
+    "agent.probability_clip": None,
     "packing.row_multiple": 1,
     "packing.length_multiple": 1,
     "schedule.average_decay": None,
@@ -55,6 +56,8 @@ ADDED = {
     "replay.held_out": 16,
     "exploration.anneal": 0.25,
     "timestep_encoder.images": "bytes",
+    "encoder.expansion": 1,
+    "encoder.positive": False,
     "schedule.compile": False,
     "collector.compile": False,
     "env.split": "all",
