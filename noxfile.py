@@ -19,8 +19,7 @@ LONG = (
     "runs", "spaces", "tracking",
     "trajectory/adapters", "trajectory/segments",
     "agent/test_recorded.py", "agent/test_separate.py", "cli/test_app.py", "cli/test_console.py",
-    "cli/test_front.py",
-    "cli/test_jobs.py",
+    "cli/test_front.py", "cli/test_jobs.py", "cli/test_local_jobs.py",
     "data/test_sources.py", "doctor/test_trial.py", "evaluation/test_diagnosis.py",
     "evaluation/test_held_out.py",
     "evaluation/test_intervals.py", "evaluation/test_needed_memory.py",
@@ -46,6 +45,12 @@ EXTRAS = (
     "tests/recipes/test_api.py", "tests/test_conf.py", "tests/envs/adapters/test_robotics.py",
 )  # fmt: skip
 """Tests of what other libraries do here, which skip where these are missing."""
+
+CLUSTER = (
+    "tests/collectors", "tests/recipes/test_cluster.py", "tests/recipes/test_sweeps.py",
+    "tests/cli/test_slurm.py",
+)  # fmt: skip
+"""Tests of actors of Ray, and of jobs of sweeps in other processes."""
 
 DEFAULT = "not slow and not gpu and not cluster and not page and not server"
 """What is tested unless somebody asks for more."""
@@ -149,7 +154,7 @@ def extras(session: nox.Session) -> None:
         "-W",
         "ignore",
         "-c",
-        "import gymnasium_robotics, mujoco, joblib, submitit, optuna",
+        "import gymnasium_robotics, mujoco, submitit, optuna",
     )
     session.run("pytest", "-m", DEFAULT, *(session.posargs or EXTRAS))
 
@@ -162,10 +167,7 @@ def cluster(session: nox.Session) -> None:
         "pytest",
         "-m",
         "cluster",
-        *(
-            session.posargs
-            or ("tests/collectors", "tests/recipes/test_cluster.py", "tests/recipes/test_sweeps.py")
-        ),
+        *(session.posargs or CLUSTER),
     )
 
 

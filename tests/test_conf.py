@@ -119,7 +119,7 @@ def test_no_choice_is_left_out():
 @pytest.mark.parametrize(
     ("choice", "package"),
     [
-        ("launcher=local", "hydra_joblib_launcher"),
+        ("launcher=local", "yamame_local"),
         ("launcher=slurm", "hydra_submitit_launcher"),
         ("sweeper=optuna", "hydra_optuna_sweeper"),
     ],

@@ -1,4 +1,4 @@
-"""Check that everything works on a GPU, and measure the predictions of `docs/howto/gpu.md`.
+"""Check that everything works on a GPU, and measure the predictions of `docs/lab/gpu/README.md`.
 
     python tools/first_gpu_run.py prepare                  # with a network: wheels into .wheels/
     python tools/first_gpu_run.py run                      # on the GPU machine: nine minutes
@@ -9,10 +9,10 @@
 `run` is the default command. On an emulated device:
 ``python tests/gpu_emulation/program.py run tools/first_gpu_run.py run --tiny``.
 
-Every part is a process with a time limit. A part that fails, hangs or corrupts the device for its
-process ends no other part, and its results so far are kept: each is appended to ``results.jsonl``
-at once. The folder of the results also gets ``output.txt`` (output of the parts), ``smi.csv``
-(samples of nvidia-smi) and, at the end, ``table.md``.
+Every part is a process with a time limit. A part that fails, hangs, lacks a package or corrupts the
+device for its process ends no other part, and its results so far are kept: each is appended to
+``results.jsonl`` at once. The folder of the results also gets ``output.txt`` (output of the parts),
+``smi.csv`` (samples of nvidia-smi) and, at the end, ``table.md``.
 
 The table has the time of ordinary updates and steps over that of recorded ones. If both are below
 1.1, recording CUDA graphs is not worth its code.
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the parts one after the other.
 
     Returns:
-        0, or 1 if a part failed or was stopped.
+        0, or 1 if a part failed or was stopped, or packages are missing.
     """
     out: Path = options.out
     end = time.monotonic() + 60 * options.minutes - RESERVE
@@ -60,10 +60,10 @@ def run(options: argparse.Namespace) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="first_gpu_run_") as scratch:
             env = environment(Path(scratch))
-            install(out, env, Path(scratch) / "site")
+            failed = not install(out, env, Path(scratch) / "site")
             for number, part in enumerate(options.parts):
                 left = end - time.monotonic()
-                limit = options.limits[part.split(":")[0]]
+                limit = options.limits.get(part, options.limits[part.split(":")[0]])
                 status = run_part(part, min(left, limit), options, env)
                 failed |= status != 0
                 # A later part may find no GPU because an earlier one has broken the driver.
@@ -134,34 +134,42 @@ def environment(scratch: Path) -> dict[str, str]:
     return {**defaults, **os.environ, **own}
 
 
-def install(out: Path, env: dict[str, str], target: Path) -> None:
+def install(out: Path, env: dict[str, str], target: Path) -> bool:
     """Install the wheels into a folder if this environment lacks packages.
 
-    Raises:
-        SystemExit: Packages are missing, and there are no wheels of them that fit.
+    What cannot be installed is written as a result: parts that do not need it run all the same.
+
+    Returns:
+        Whether everything that was declared is there.
     """
     missing, outside = wheels.lacking()
     if outside:
         results.append(out, "run", "versions outside of the bounds", outside)
     if not missing:
-        return
+        return True
     absent = sorted(set(missing) - wheels.prepared().keys())
     if absent:
-        sys.exit(
+        results.append(out, "run", "packages missing", absent)
+        print(
             f"first_gpu_run: {', '.join(absent)} not installed, and no wheels in "
-            f"{wheels.FOLDER}. On a machine with a network, run "
-            "`python tools/first_gpu_run.py prepare`, and copy the checkout with that folder."
+            f"{wheels.FOLDER}; parts that need them will fail. On a machine with a network, run "
+            "`python tools/first_gpu_run.py prepare`, and copy the checkout with that folder.",
+            file=sys.stderr,
         )
+    if not wheels.prepared():
+        return False
     output = out / "output.txt"
     status = supervise.run_limited(
         wheels.install_command(target), seconds=60, output=output, env=env
     )
     results.append(out, "run", "wheels installed", status == 0, number=len(wheels.prepared()))
     if status != 0:
-        sys.exit(
+        print(
             f"first_gpu_run: installing the wheels of {wheels.FOLDER} failed:\n"
-            f"{output.read_text()[-1000:]}"
+            f"{output.read_text()[-1000:]}",
+            file=sys.stderr,
         )
+    return status == 0 and not absent
 
 
 def run_own_part(options: argparse.Namespace) -> int:
@@ -202,9 +210,9 @@ def parts_of(text: str) -> list[str]:
 
 
 def limit_of(text: str) -> tuple[str, float]:
-    """Parse the limit of a part such as ``smoke=120``."""
+    """Parse the limit of a part, or of a group of one, such as ``smoke=120``."""
     name, _, seconds = text.partition("=")
-    if name not in PARTS or not seconds.replace(".", "", 1).isdigit():
+    if name.split(":")[0] not in PARTS or not seconds.replace(".", "", 1).isdigit():
         raise argparse.ArgumentTypeError(f"must be a part and seconds, as smoke=120, got {text}")
     return name, float(seconds)
 

@@ -1,4 +1,4 @@
-"""Functions for several processes that learn together, as ``torchrun`` starts them.
+"""Functions for several processes that learn together, as ``torchrun`` or ``srun`` starts them.
 
 Every process (rank) has environments, replay and a shard of each batch of its own. Quantities of
 the whole batch are summed over ranks: gradients and counts of means here, running statistics in
@@ -11,8 +11,10 @@ does not reduce statistics.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,8 +27,12 @@ from yamame.checks import UsageError
 
 T = TypeVar("T")
 Module = TypeVar("Module", bound=nn.Module)
-# Rank 0 may evaluate or write for a long time while the others wait.
-_TIMEOUT = timedelta(hours=2)
+# A rank that hangs, or whose machine is gone, ends the run after this time.
+_TIMEOUT = timedelta(minutes=10)
+# Rank 0 may write for a long time while the others wait, and evaluations differ in length.
+_LONG_TIMEOUT = timedelta(hours=2)
+_long_group: distributed.ProcessGroup | None = None
+"""Group of all ranks for messages that are waited for until the longer of both timeouts."""
 
 
 class FailedOnRank0(SystemExit):
@@ -36,14 +42,68 @@ class FailedOnRank0(SystemExit):
 # Processes.
 
 
-def launched() -> tuple[int, int]:
-    """Return how many processes ``torchrun`` started and the rank of this one.
+@dataclass(frozen=True)
+class Launch:
+    """Processes that were started together, and the place of this one among them.
 
-    Without ``torchrun`` the result is ``(1, 0)``.
+    Attributes:
+        world_size: Number of the processes.
+        rank: Number of this process, from 0.
+        local_rank: Its number among those of its machine.
+        init_method: Where the processes meet, for ``init_process_group``.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return 1, 0
-    return int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+
+    world_size: int = 1
+    rank: int = 0
+    local_rank: int = 0
+    init_method: str = "env://"
+
+    @classmethod
+    def of_environment(cls) -> "Launch":
+        """Return the processes of ``torchrun``, or those of a step of ``srun``, or this one alone.
+
+        Processes of ``srun`` meet at ``MASTER_ADDR`` and ``MASTER_PORT``, or else on the first
+        machine of the step, at a port that its job does not share with other jobs.
+        """
+        env = os.environ
+        if "TORCHELASTIC_RUN_ID" in env:
+            return cls(int(env["WORLD_SIZE"]), int(env["RANK"]), int(env.get("LOCAL_RANK", 0)))
+        # A batch script has a rank as well, but it is no step.
+        if not is_slurm_step():
+            return cls()
+        host = env.get("MASTER_ADDR") or first_host(env["SLURM_STEP_NODELIST"])
+        port = env.get("MASTER_PORT") or 10_000 + int(env["SLURM_JOB_ID"]) % 20_000
+        return cls(
+            int(env["SLURM_STEP_NUM_TASKS"]),
+            int(env["SLURM_PROCID"]),
+            int(env["SLURM_LOCALID"]),
+            f"tcp://{host}:{port}",
+        )
+
+
+def is_slurm_step() -> bool:
+    """Return whether ``srun``, without ``torchrun``, started this process beside others."""
+    is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    return not is_torchrun and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
+
+
+def first_host(nodes: str) -> str:
+    """Return the first machine of a list as Slurm abbreviates it.
+
+    >>> first_host("gpu[004-006,9],login1"), first_host("a[1-2]-b[07,9]"), first_host("solo,other")
+    ('gpu004', 'a1-b07', 'solo')
+    """
+    first = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", nodes)
+    return first.partition(",")[0]
+
+
+def launched() -> tuple[int, int]:
+    """Return how many processes ``torchrun`` or ``srun`` started and the rank of this one.
+
+    Without either the result is ``(1, 0)``.
+    """
+    launch = Launch.of_environment()
+    return launch.world_size, launch.rank
 
 
 def world_size() -> int:
@@ -65,23 +125,66 @@ def is_rank0() -> bool:
 
 @contextmanager
 def process_group(device: str = "cpu") -> Iterator[None]:
-    """Join the processes of ``torchrun`` within the context; do nothing without it.
+    """Join the processes of ``torchrun`` or ``srun`` within the context; do nothing without them.
+
+    Messages between ranks are waited for up to ten minutes; those of `on_rank0` and of `all_gather`
+    up to two hours.
 
     Args:
         device: Device of the run; for ``cuda`` each process uses the GPU of its local rank.
+
+    Raises:
+        UsageError: The device has an index, or this machine has fewer GPUs than processes.
     """
-    if launched() == (1, 0):
+    global _long_group
+    launch = Launch.of_environment()
+    if launch == Launch():
         yield
         return
+    gpu = None
     if device.startswith("cuda"):
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        gpu = _gpu_of(device, launch)
+        torch.cuda.set_device(gpu)
     # NCCL sends tensors of GPUs alone, and objects and flags are on the CPU.
-    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-    distributed.init_process_group(backend, timeout=_TIMEOUT)
+    backend = "gloo" if gpu is None else "cpu:gloo,cuda:nccl"
+    distributed.init_process_group(
+        backend,
+        init_method=launch.init_method,
+        world_size=launch.world_size,
+        rank=launch.rank,
+        timeout=_TIMEOUT,
+        # Without it, NCCL guesses the GPU of a rank from its number.
+        device_id=gpu,
+    )
+    _long_group = distributed.new_group(backend="gloo", timeout=_LONG_TIMEOUT)
     try:
         yield
     finally:
+        _long_group = None
         distributed.destroy_process_group()
+
+
+def _gpu_of(device: str, launch: Launch) -> torch.device:
+    """Return the GPU of this process.
+
+    Raises:
+        UsageError: The device has an index, or there are fewer GPUs than processes.
+    """
+    if torch.device(device).index is not None:
+        raise UsageError(
+            f"device: must be cuda in {launch.world_size} processes, each of which takes the GPU "
+            f"of its local rank, got {device}"
+        )
+    num_gpus = torch.cuda.device_count()
+    # srun --gpus-per-task=1 shows every process its own GPU alone.
+    is_own = num_gpus == 1 and is_slurm_step()
+    index = 0 if is_own else launch.local_rank
+    if index >= num_gpus:
+        raise UsageError(
+            f"device: must be cpu, or the processes at most as many as GPUs; local rank {index} "
+            f"sees {num_gpus} GPUs"
+        )
+    return torch.device("cuda", index)
 
 
 # Sums and means over ranks.
@@ -208,10 +311,14 @@ def average_gradients_(gradients: list[Tensor]) -> None:
 
 def broadcast(value: T) -> T:
     """Return the value of rank 0 on all ranks."""
+    return _broadcast(value, None)
+
+
+def _broadcast(value: T, group: distributed.ProcessGroup | None) -> T:
     if world_size() == 1:
         return value
     values = [value]
-    distributed.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+    distributed.broadcast_object_list(values, src=0, group=group, device=torch.device("cpu"))
     return values[0]
 
 
@@ -224,16 +331,19 @@ def any_rank(flag: bool) -> bool:
 
 
 def all_gather(value: T) -> list[T]:
-    """Return the values of all ranks, in order, on every rank."""
+    """Return the values of all ranks, in order, on every rank.
+
+    Ranks may arrive at very different times, as after an evaluation.
+    """
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
-    distributed.all_gather_object(values, value)
+    distributed.all_gather_object(values, value, group=_long_group)
     return values
 
 
 def on_rank0(task: Callable[[], T]) -> T:
-    """Run a task on rank 0 and return its result on all ranks.
+    """Run a task on rank 0 and return its result on all ranks, which wait for up to two hours.
 
     Raises:
         FailedOnRank0: On the other ranks, if the task raises on rank 0.
@@ -251,7 +361,7 @@ def on_rank0(task: Callable[[], T]) -> T:
         raise
     finally:
         # Also after an error: the other ranks are waiting.
-        failure, result = broadcast((failure, result))
+        failure, result = _broadcast((failure, result), _long_group)
     if failure is not None:
         raise FailedOnRank0(failure)
     return result  # type: ignore[return-value]
@@ -272,7 +382,7 @@ def shard(total: int, key: str) -> int:
     """
     if total % world_size():
         raise UsageError(
-            f"{key}: must be a multiple of the {world_size()} processes of torchrun, got {total}"
+            f"{key}: must be a multiple of the {world_size()} processes of the run, got {total}"
         )
     return total // world_size()
 

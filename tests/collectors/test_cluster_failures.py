@@ -1,6 +1,8 @@
 """Failures of Ray and of its actors, with a stand-in for Ray that plays in this process."""
 
+import itertools
 import pickle
+from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 
@@ -8,8 +10,9 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from yamame.checks import UsageError
+from yamame.checks import ArgumentError, UsageError
 from yamame.collectors import RayCollector
+from yamame.collectors.cluster import actor_seeds
 from yamame.system.messages import OutsideError
 from yamame.system.user_code import UserCodeError
 from yamame.trajectory import GRUEncoder
@@ -32,19 +35,23 @@ class Ray:
 
     exceptions = SimpleNamespace(RayTaskError=TaskError, RayError=ConnectionResetError)
 
-    def __init__(self, failure=None):
-        self.failure = failure
+    def __init__(self, *failures):
+        self.failures = list(failures)  # of its starts
         self.is_started = False
+        self.num_shutdowns = 0
+        self.dying = Counter()  # how often each actor dies instead of answering
+        self.spawned = []  # the options of each actor
 
     def is_initialized(self):
         return self.is_started
 
     def init(self, **options):
-        if self.failure is not None:
-            raise self.failure
+        if self.failures:
+            raise self.failures.pop(0)
         self.is_started = True
 
     def shutdown(self):
+        self.num_shutdowns += 1
         self.is_started = False
 
     def put(self, value):
@@ -54,15 +61,21 @@ class Ray:
         return self
 
     def options(self, **options):
+        self.spawned.append(options)
         return SimpleNamespace(remote=self._actor)
 
     def _actor(self, config, modules):
         from yamame.collectors.worker import RolloutWorker
 
         worker = RolloutWorker(config, modules)
+        # The seed of an actor has its number, and how often it was replaced.
+        pairs = itertools.product(range(4), range(8))
+        index = next(i for i, before in pairs if config.seed == actor_seeds(7, 0, i, before)[0])
 
         def method(name):
-            return SimpleNamespace(remote=lambda *arguments: Task(getattr(worker, name), arguments))
+            return SimpleNamespace(
+                remote=lambda *arguments: Task(getattr(worker, name), arguments, index)
+            )
 
         return SimpleNamespace(play=method("play"), close=method("close"))
 
@@ -70,6 +83,9 @@ class Ray:
         return tasks[:num_returns], tasks[num_returns:]
 
     def get(self, task):
+        if self.dying[task.actor] > 0:
+            self.dying[task.actor] -= 1
+            raise ConnectionResetError("the machine is gone")
         try:
             return task.function(*task.arguments)
         except Exception as error:
@@ -83,20 +99,21 @@ class Ray:
 
 
 class Task:
-    def __init__(self, function, arguments):
+    def __init__(self, function, arguments, actor):
         self.function = function
         self.arguments = arguments
+        self.actor = actor
 
 
 @pytest.fixture
 def build(make_policy, make_shelf, monkeypatch):
     """Makes a collector with a stand-in for Ray."""
 
-    def build(ray, make_env=MAZE):
+    def build(ray, make_env=MAZE, **settings):
         monkeypatch.setattr("yamame.collectors.cluster.import_ray", lambda owner: ray)
         policy = make_policy(MAZE(num_envs=1, seed=0), GRU)
         sizes = {"num_envs": 2, "block_steps": 10, "max_staleness": 40}
-        return RayCollector(make_env, policy, make_shelf(), seed=7, **sizes)
+        return RayCollector(make_env, policy, make_shelf(), seed=7, **sizes | settings)
 
     return build
 
@@ -110,16 +127,68 @@ def test_the_stand_in_collects(build):
     assert not ray.is_started
 
 
-@pytest.mark.parametrize(
-    "error", [Exception("The current node\ntimed out"), RuntimeError("x" * 10_000), ValueError()]
-)
-def test_a_ray_that_does_not_start_is_one_line(build, error):
-    with pytest.raises(OutsideError, match=r"^RayCollector: Ray does not start: ") as raised:
-        build(Ray(error))
+ERRORS = [Exception("The current node\ntimed out"), RuntimeError("x" * 10_000), ValueError()]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_ray_that_does_not_start_twice_is_one_line(build, error, capsys):
+    ray = Ray(ValueError(), error)
+    with pytest.raises(OutsideError, match=r"^RayCollector: Ray does not start") as raised:
+        build(ray)
     assert raised.value.__cause__ is error
     assert not isinstance(raised.value, UsageError)
     assert "\n" not in str(raised.value)
-    assert len(str(raised.value)) < 400
+    assert len(str(raised.value)) < 500
+    assert ray.num_shutdowns == 2  # what has started is ended
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_ray_that_does_not_start_once_is_started_again_with_a_line(build, error, capsys):
+    ray = Ray(error)
+    assert build(ray).collect(20).num_steps >= 20
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("RayCollector: Ray does not start, once more")
+
+
+def test_an_address_where_nothing_answers_is_tried_once(build):
+    ray = Ray(ConnectionError("nothing there"), ValueError("a second start"))
+    with pytest.raises(ArgumentError, match="nothing there"):
+        build(ray, address="10.0.0.1:6379")
+    assert ray.num_shutdowns == 0
+
+
+ACTORS = {"num_workers": 4, "num_envs": 4, "max_staleness": 40}
+
+
+def test_actors_are_spread_over_machines(build):
+    ray = Ray()
+    build(ray, **ACTORS).collect(40)
+    assert [options["scheduling_strategy"] for options in ray.spawned] == ["SPREAD"] * 4
+
+
+def test_actors_that_die_with_their_machine_count_as_one_death(build):
+    ray = Ray()
+    collector = build(ray, **ACTORS)
+    ray.dying.update({0: 3, 1: 3, 2: 3, 3: 3})
+    assert collector.collect(40).num_steps >= 40
+    assert collector.metrics()["lost_actors"] == 12
+
+
+def test_an_actor_that_dies_a_fourth_time_before_any_answer_ends_the_run(build):
+    ray = Ray()
+    collector = build(ray, **ACTORS)
+    ray.dying.update({0: 4, 1: 4, 2: 4, 3: 4})
+    with pytest.raises(OutsideError, match=r"actor \d died 4 times.*the machine is gone"):
+        collector.collect(40)
+
+
+def test_an_answer_of_another_actor_forgives_deaths(build):
+    ray = Ray()
+    collector = build(ray, **ACTORS)
+    ray.dying.update({0: 6})
+    assert collector.collect(400).num_steps >= 400
+    assert collector.metrics()["lost_actors"] == 6
 
 
 class LocalError(Exception):

@@ -1,7 +1,7 @@
 """What acting and learning cost the host on the emulated device, per step of all environments and
 per update.
 
-    # the table of docs/howto/gpu.md
+    # the table of docs/lab/gpu/README.md
     python tests/gpu_emulation/program.py run tests/gpu_emulation/costs.py
     # of other settings
     python tests/gpu_emulation/program.py run tests/gpu_emulation/costs.py encoder=gru

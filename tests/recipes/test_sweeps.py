@@ -27,11 +27,11 @@ TINY = (
     *("checkpoint.interval=512", "evaluation.interval=100000", "logger.system_metrics=false"),
 )
 LAUNCHERS = {
-    "joblib": (["launcher=local", "hydra.launcher.n_jobs=2"], "popen_loky", 1),
+    "local": (["launcher=local", "hydra.launcher.n_jobs=2"], "spawn_main", 1),
     "submitit": (["hydra/launcher=submitit_local"], "submitit.core._submit", 2),
 }
-"""What chooses a launcher, what is in the command of its jobs' processes, how many are killed
-before it gives up.
+"""What chooses a launcher, what is in the command of its jobs' processes, how many have made a
+checkpoint when two are killed.
 """
 NUM_JOBS = 8
 
@@ -73,7 +73,8 @@ def read(path: Path) -> dict:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_jobs_that_are_killed_go_on_by_the_same_command_and_each_ends_once(tmp_path, launcher):
-    pytest.importorskip(f"hydra_plugins.hydra_{launcher}_launcher")
+    if launcher == "submitit":
+        pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     chosen, mark, at_once = LAUNCHERS[launcher]
     seeds = ",".join(str(seed) for seed in range(NUM_JOBS))
     command = [sys.executable, str(TRAIN), "-m", *TINY, *chosen, f"seed={seeds}"]
@@ -95,17 +96,14 @@ def test_jobs_that_are_killed_go_on_by_the_same_command_and_each_ends_once(tmp_p
         wait_for(is_time)
         assert process.poll() is None, (tmp_path / "err").read_text()
         below = sweep.children(recursive=True)
-        for job in jobs_of(sweep, mark)[:at_once]:
+        for job in jobs_of(sweep, mark)[:2]:
             job.kill()
             killed += 1
         assert process.wait(300) == 1
-        lines = (tmp_path / "err").read_text().splitlines()
-        told, *others = [
-            line for line in lines if not line.startswith(("train: loading", "the sweep in MLflow"))
-        ]
-        assert "the process of a job is gone" in told
-        assert told.endswith("the same command goes on")
-        assert not others or "resource_tracker" in others[0]  # joblib tidies up after the processes
+        printed = (tmp_path / "err").read_text()
+        (line,) = [line for line in printed.splitlines() if "the process of a job is gone" in line]
+        assert line.endswith("repeat the command to continue")
+        assert "Traceback" not in printed
         psutil.wait_procs(below, timeout=300)
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False

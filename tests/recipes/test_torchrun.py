@@ -170,7 +170,7 @@ def test_a_run_is_ended_and_killed_without_orphans_and_goes_on(tmp_path, number)
         (
             ["schedule.batch_size=5"],
             TRAIN,
-            r"schedule.batch_size: must be a multiple of the 2 processes of torchrun, got 5",
+            r"schedule.batch_size: must be a multiple of the 2 processes of the run, got 5",
         ),
         (["schedule.compile=true"], TRAIN, "schedule.compile: must be false under torchrun"),
         (["-m", "seed=0,1"], TRAIN, "torchrun: must start one run of train or offline, got -m"),

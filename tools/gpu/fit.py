@@ -76,6 +76,12 @@ class Watch(yamame.Callback):
         self.progress(run, held_out_return=round(result.summary()["return_mean"], 3))
 
 
+def settings(job: Job) -> list[str]:
+    """Return the settings of the run: the agent of the paper, which the experiment names whole."""
+    preset = "hardware=gpu" if job.cuda else "device=cpu"
+    return ["experiment=dark_key_to_door", preset, *SCHEDULE]
+
+
 def run(job: Job) -> None:
     """Train until the end of the part is near.
 
@@ -84,20 +90,11 @@ def run(job: Job) -> None:
     left = job.left()
     watch = Watch(job, left - min(30.0, left / 2))
     with tempfile.TemporaryDirectory() as folder:
-        settings = [
-            "experiment=dark_key_to_door",
-            "hardware=gpu" if job.cuda else "device=cpu",
-            *SCHEDULE,
-        ]
-        settings += [
-            *(TINY if job.tiny else ()),
-            "logger=none",
-            f"run.root={folder}",
-            "run.name=fit",
-        ]
-        job.note("settings", " ".join(settings[:2] + list(SCHEDULE)))
+        place = ["logger=none", f"run.root={folder}", "run.name=fit"]
+        job.note("settings", " ".join(settings(job)))
         with job.attempt("training"):
-            done = yamame.train(*settings, callbacks=[watch])
+            more = TINY if job.tiny else ()
+            done = yamame.train(*settings(job), *more, *place, callbacks=[watch])
             seconds = time.monotonic() - watch.begin
             job.note(
                 "held-out return at the end",

@@ -4,6 +4,8 @@ import importlib
 import importlib.util
 import os
 import platform
+import shutil
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -29,12 +31,35 @@ def run(job: Job) -> None:
             if importlib.util.find_spec(name):
                 job.note(name, getattr(importlib.import_module(name), "__version__", "installed"))
     if job.cuda:
-        version = torch.backends.cudnn.version()
-        job.note("gpu", torch.cuda.get_device_name(), cuda=torch.version.cuda, cudnn=version)
+        with job.attempt("gpu"):
+            gpu(job)
     for group in (products, copies, launches, recurrent, attention):
         if job.chosen(group.__name__):
             with job.attempt(group.__name__):
                 group(job)
+
+
+def gpu(job: Job) -> None:
+    """Write the name of the GPU, its size, and the versions below PyTorch."""
+    properties = torch.cuda.get_device_properties(0)
+    job.note(
+        "gpu",
+        torch.cuda.get_device_name(),
+        memory_gb=round(getattr(properties, "total_memory", 0) / 2**30),
+        multiprocessors=getattr(properties, "multi_processor_count", None),
+        cuda=torch.version.cuda,
+        cudnn=torch.backends.cudnn.version(),
+        driver=driver_version(),
+    )
+
+
+def driver_version() -> str | None:
+    """Return the version of NVIDIA's driver; None without ``nvidia-smi``."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    return done.stdout.strip()
 
 
 def products(job: Job) -> None:

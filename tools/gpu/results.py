@@ -73,7 +73,7 @@ PREDICTIONS = (
     ),
     Prediction("speed", "8,000,000 steps and 127,872 updates, hardware=gpu", 6, 12, "minutes"),
 )
-"""Predictions for one H100 or H200, from counted kernels and bytes, as in docs/howto/gpu.md."""
+"""Predictions for one H100 or H200, from counted kernels and bytes, as in docs/lab/gpu."""
 
 
 def append(folder: Path, part: str, name: str, value: Any, **more: Any) -> None:

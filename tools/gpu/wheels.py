@@ -19,9 +19,9 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".wheels"
 PREINSTALLED = frozenset({
-    "cloudpickle", "jinja2", "matplotlib", "numpy", "packaging", "pillow", "psutil", "pytest",
-    "pytest-timeout",
-    "pytest-xdist", "rich", "safetensors", "scipy", "torch", "triton", "typing-extensions", "zipp",
+    "cloudpickle", "jinja2", "matplotlib", "numpy", "packaging", "pandas", "pillow", "psutil",
+    "pytest", "pytest-timeout", "pytest-xdist", "pyyaml", "rich", "safetensors", "scipy", "torch",
+    "triton", "typing-extensions", "zipp",
 })  # fmt: skip
 """Packages expected on the GPU machine, because images with PyTorch have them."""
 UNUSED = frozenset({"mlflow"})

@@ -51,7 +51,7 @@ from yamame.cli.settings import CONFIGS
 from yamame.cli.sweeps import planned, run_sweep
 from yamame.cli.threads import share_threads
 from yamame.cli.validation import hints_of, is_section, parameters_of
-from yamame.distributed import launched
+from yamame.distributed import is_slurm_step, launched
 from yamame.system.installed import conf_dir
 from yamame.system.messages import print_stderr, print_stdout
 from yamame.system.signals import handling
@@ -89,7 +89,7 @@ def main(
         config_dir: Directory of the YAML files; that of the package when None.
         model: Model of the settings; None for that of `yamame.cli.settings`, if it has one.
         resumable: Signals end the recipe with `yamame.system.signals.EXIT_STATUS`.
-        shared: Whether several processes of torchrun may share one run.
+        shared: Whether several processes may share one run.
         needs_store: Whether the tracker's store must answer before the recipe begins.
     """
     directory = str(Path(conf_dir() if config_dir is None else config_dir).resolve())
@@ -174,12 +174,13 @@ def takes_settings(task: Callable[..., Any]) -> bool:
 
 
 def _check_processes(line: CommandLine, *, shared: bool) -> None:
-    """Raise if torchrun started processes that would do the same work side by side."""
+    """Raise if torchrun or srun started processes that would do the same work side by side."""
     num_processes, _ = launched()
     if num_processes > 1 and (line.is_sweep or not shared):
         got = "-m" if line.is_sweep else "this recipe"
+        starter = "srun" if is_slurm_step() else "torchrun"
         raise UsageError(
-            f"torchrun: must start one run of train or offline, got {got}; start it with python"
+            f"{starter}: must start one run of train or offline, got {got}; start it with python"
         )
 
 
@@ -216,7 +217,9 @@ def _reporting(command: str, cfg: DictConfig) -> Iterator[JobResult]:
     This is called inside of Hydra, which would print its own line about an exception.
     """
     result = JobResult()
-    is_in_sweep = is_job() and SWEEP_VARIABLE in os.environ
+    # A job that Slurm starts late, or again, may find that its sweep has ended.
+    folder = os.environ.get(SWEEP_VARIABLE)
+    is_in_sweep = is_job() and folder is not None and Path(folder).is_dir()
     with recorded_job(result, command, cfg) if is_in_sweep else _one_line(command, cfg):
         try:
             yield result
@@ -241,5 +244,5 @@ def _one_line(command: str, cfg: DictConfig) -> Iterator[None]:
 
 
 def _jobs_at_once() -> int:
-    """Return the number of jobs of a sweep that run at the same time, as joblib's launcher has."""
+    """Return the number of jobs of a sweep that run at the same time, as ``launcher=local`` has."""
     return int(HydraConfig.get().launcher.get("n_jobs", 1)) if is_job() else 1

@@ -285,6 +285,10 @@ def check_launch(hydra_config: Any) -> None:
     num_jobs = hydra_config.launcher.get("n_jobs", 1)
     is_number = isinstance(num_jobs, int) and num_jobs != 0
     require_setting("hydra.launcher.n_jobs", num_jobs, is_number, "be an integer other than 0")
+    per_device = hydra_config.launcher.get("jobs_per_device", 1)
+    is_number = isinstance(per_device, int) and per_device > 0
+    condition = "be a positive integer"
+    require_setting("hydra.launcher.jobs_per_device", per_device, is_number, condition)
 
 
 def _values(override: Override) -> list[str]:

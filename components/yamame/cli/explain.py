@@ -41,7 +41,7 @@ _REMEDIES = {
 }
 """Remedies for errors of the system."""
 _SWEEP_PLUGINS = {
-    "hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"),
+    "hydra/launcher": ("submitit_local", "submitit_slurm"),
     "hydra/sweeper": ("optuna",),
 }
 """Choices of Hydra that are in packages of their own."""

@@ -22,7 +22,7 @@ from yamame.system.user_code import (
     wants_traceback,
 )
 
-_OF_LAUNCHERS = ("hydra", "hydra_plugins", "joblib", "optuna", "submitit")
+_OF_LAUNCHERS = ("hydra", "hydra_plugins", "optuna", "submitit")
 
 
 def is_reported(error: BaseException) -> bool:

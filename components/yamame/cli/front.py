@@ -169,7 +169,7 @@ def _add_checkout(root: Path) -> None:
 def fail(name: str, *messages: str, status: int = USAGE_STATUS) -> NoReturn:
     """End the process with a line per message on the standard error.
 
-    Mistakes are the same in all processes of torchrun, so the first one prints them.
+    Mistakes are the same in all processes of a run, so the first one prints them.
     """
     if status != USAGE_STATUS or _is_first_process():
         for message in messages:
@@ -178,7 +178,8 @@ def fail(name: str, *messages: str, status: int = USAGE_STATUS) -> NoReturn:
 
 
 def _is_first_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+    # Of torchrun or srun, as in `yamame.distributed`, which imports torch.
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def _let_hydra_answer(line: CommandLine, directory: str, config_name: str) -> NoReturn:

@@ -13,7 +13,6 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -31,11 +30,14 @@ from yamame.cli.failures import is_reported, report
 from yamame.cli.names import run_name
 from yamame.cli.nodes import check
 from yamame.cli.sections import Config
+from yamame.cli.slurm import requeue
 from yamame.cli.sweeps import SWEEP_VARIABLE as SWEEP_VARIABLE
+from yamame.distributed import is_slurm_step
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of
 from yamame.system.installed import recipe_command
 from yamame.system.messages import first_line, one_line, print_stderr, print_stdout, printable
+from yamame.system.signals import Terminated
 from yamame.system.user_code import formatted
 from yamame.tracking.tracker import EXPERIMENT, TRACKING_URI
 
@@ -47,7 +49,9 @@ def resuming_command(num_processes: int) -> str:
     """Return the command that resumes the present run from the working directory."""
     hydra_config = HydraConfig.get()
     start = recipe_command(hydra_config.job.name)
-    if num_processes > 1:
+    if num_processes > 1 and is_slurm_step():
+        start = f"srun --ntasks={num_processes} {start}"
+    elif num_processes > 1:
         program = f"--no-python {start}"
         if start.startswith("python "):
             program = start.removeprefix("python ")
@@ -114,6 +118,19 @@ class AlreadyDone(Exception):  # noqa: N818
             "resume=true repeats its end"
         )
         self.run = run
+
+
+class LostJobs(RuntimeError):  # noqa: N818
+    """Processes of jobs have died, and their jobs with them.
+
+    Args:
+        jobs: Exit statuses of the processes by number of the job; negative for a signal.
+    """
+
+    def __init__(self, jobs: Mapping[int, int | None]) -> None:
+        parts = [f"job {number} (exit status {status})" for number, status in jobs.items()]
+        super().__init__(", ".join(parts))
+        self.jobs = dict(jobs)
 
 
 def is_job() -> bool:
@@ -252,6 +269,8 @@ def recorded_job(result: JobResult, command: str, cfg: DictConfig) -> Iterator[N
     except BaseException as error:
         is_line = is_reported(error)
         if not (is_line or isinstance(error, Exception)):
+            if isinstance(error, Terminated):
+                requeue(error)
             raise
         record["outcome"] = "failed"
         if is_line:
@@ -272,7 +291,7 @@ def explain_lost(error: Exception) -> str | None:
     other error.
     """
     from_slurm = type(error).__module__.startswith("submitit.")
-    if not (from_slurm or isinstance(error, BrokenProcessPool)):
+    if not (from_slurm or isinstance(error, LostJobs)):
         return None
     return f"the process of a job is gone: {one_line(error)}; repeat the command to continue"
 

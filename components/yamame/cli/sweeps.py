@@ -20,6 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
 from yamame.cli.command_line import CommandLine, jobs_of
+from yamame.cli.slurm import request_gpus
 from yamame.files.identity import key_of
 
 SWEEP_VARIABLE = "YAMAME_SWEEP"
@@ -72,6 +73,7 @@ class _Sweep(Hydra):
             if is_quiet and SWEEP_VARIABLE in os.environ:
                 # Hydra's sweeper writes multirun.yaml; recipes without runs leave no file behind.
                 cfg.hydra.sweep.dir = os.environ[SWEEP_VARIABLE]
+        request_gpus(cfg)
         return cfg
 
 

@@ -45,7 +45,10 @@ _POLL_INTERVAL = 1.0
 _CLOSING = 5.0
 """Seconds that actors have to finish a block and to close their environments."""
 _MOST_DEATHS = 3
-"""Actors that may die without a result from any before the run ends."""
+"""Times that one actor may die without a result from any before the run ends.
+
+It is counted for each, because all actors of a machine die with it.
+"""
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "resources", "accelerator_type")
 _ENVIRONMENT = {
     # Ray's handler aborts this process at SIGTERM.
@@ -108,11 +111,11 @@ class RayCollector:
 
     Raises:
         UsageError: Ray is not installed.
-        OutsideError: Ray does not start.
+        OutsideError: Ray does not start, twice.
         ArgumentError: A number is out of its range, ``autocast`` or a name in ``resources`` is
             unknown, or no cluster answers at ``address``.
-        OutsideError: At `collect`, an actor failed, all are stuck, or one after the other dies; all
-            are ended. A `UserCodeError` if user code raised the error of an actor.
+        OutsideError: At `collect`, an actor failed, all are stuck, or one dies a fourth time before
+            any has answered; all are ended. A `UserCodeError` if user code raised the error.
     """
 
     @check_bounds
@@ -172,7 +175,8 @@ class RayCollector:
         self._requested: dict[Any, int] = {}
         self._version = 0
         self._num_steps = 0
-        self._num_deaths = 0
+        # Deaths of every actor since the last result from any.
+        self._num_deaths: Counter[int] = Counter()
         self._last_death = "no actor died"
         self._owns_ray = False
         self.throughput = Throughput(len(self._num_envs))
@@ -239,16 +243,17 @@ class RayCollector:
             reason = one_line(error if cause is None else cause)
             raise OutsideError(f"{what}: {reason}") from error
         except self._ray.exceptions.RayError as error:
-            self._num_deaths += 1
+            self._num_deaths[index] += 1
             self._last_death = f"the last death: {one_line(error, longest=1000)}"
             print_stderr(f"RayCollector: actor {index} is replaced: {one_line(error)}")
-            if self._num_deaths > _MOST_DEATHS:
+            if self._num_deaths[index] > _MOST_DEATHS:
                 raise OutsideError(
-                    f"RayCollector: actors must live, {self._num_deaths} died without an answer "
-                    f"from any; {self._last_death}"
+                    f"RayCollector: actors must live, actor {index} died "
+                    f"{self._num_deaths[index]} times without an answer from any; "
+                    f"{self._last_death}"
                 ) from error
             return None
-        self._num_deaths = 0
+        self._num_deaths.clear()
         return result
 
     def _take(self, index: int, result: BlockResult) -> None:
@@ -285,7 +290,7 @@ class RayCollector:
         Raises:
             ArgumentError: No cluster answers at ``address``, or the process has joined a different
                 one.
-            OutsideError: Ray does not start.
+            OutsideError: Ray does not start, twice.
         """
         owner = type(self).__name__
         condition = "be that of a Ray cluster"
@@ -305,18 +310,35 @@ class RayCollector:
             num_cpus = ceil(len(self._num_envs) * self._resources["num_cpus"])
             options = {"address": "local", "num_cpus": max(1, num_cpus), "include_dashboard": False}
         try:
-            # Ray's processes inherit blocked signals, so that only the learner handles them and
-            # shuts the actors down.
-            with blocked(), restoring_handlers():
-                self._ray.init(log_to_driver=False, logging_level="error", **options)
+            self._init(options)
         except ConnectionError as error:
-            remedy = one_line(error)
-            raise ArgumentError(
-                owner, "address", self._address, condition, remedy=remedy
-            ) from error
+            failure = ArgumentError(
+                owner, "address", self._address, condition, remedy=one_line(error)
+            )
+            raise failure from error
         except Exception as error:  # Ray raises many kinds, such as one for a slow machine
-            raise OutsideError(f"{owner}: Ray does not start: {described(error)}") from error
+            raise OutsideError(
+                f"{owner}: Ray does not start, also the second time: {described(error)}; it takes "
+                "longest where other processes use all cores"
+            ) from error
         self._owns_ray = True
+
+    def _init(self, options: Mapping[str, Any]) -> None:
+        """Start or join Ray; once more if it fails for another reason than the address."""
+        for is_last in (False, True):
+            try:
+                # Ray's processes inherit blocked signals: the learner shuts its actors down.
+                with blocked(), restoring_handlers():
+                    self._ray.init(log_to_driver=False, logging_level="error", **options)
+                return
+            except ConnectionError:
+                raise
+            except Exception as error:
+                # Processes that have started would be in the way of the next ones.
+                self._ray.shutdown()
+                if is_last:
+                    raise
+                print_stderr(f"RayCollector: Ray does not start, once more: {described(error)}")
 
     def _start(self) -> None:
         """Start all actors and request the first blocks."""
@@ -348,6 +370,8 @@ class RayCollector:
             # A restarted actor would play with former seeds: the collector replaces it instead.
             max_restarts=0,
             max_task_retries=0,
+            # By default Ray fills the learner's machine to one half first.
+            scheduling_strategy="SPREAD",
             runtime_env={"env_vars": {"PYTHONPATH": path}},
             **self._resources,
         )

@@ -1,0 +1,49 @@
+"""Jobs of a sweep under Slurm, which submitit submits: their GPUs, and how they are requeued."""
+
+import os
+import signal
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from yamame.checks import UsageError
+from yamame.system.signals import Terminated
+
+_EXECUTOR = "SUBMITIT_EXECUTOR"
+"""Environment variable that submitit sets in its jobs."""
+_PREEMPTION = "SUBMITIT_PREEMPT_SIGNAL"
+"""Environment variable with submitit's name of the signal that Slurm sends before a job ends."""
+
+
+def request_gpus(cfg: DictConfig) -> None:
+    """Let jobs of submitit ask for a GPU where ``device=cuda`` and no number is set.
+
+    Args:
+        cfg: Configuration of the sweep, with Hydra's own, which is changed.
+
+    Raises:
+        UsageError: The device has an index, which no job can have.
+    """
+    launcher = cfg.hydra.launcher
+    if "gpus_per_node" not in launcher or launcher.gpus_per_node is not None:
+        return
+    device = str(OmegaConf.select(cfg, "device", default="cpu"))
+    if device.startswith("cuda:"):
+        raise UsageError(f"device: must be cuda in jobs with a GPU of their own, got {device}")
+    if device == "cuda":
+        with open_dict(launcher):
+            launcher.gpus_per_node = 1
+
+
+def requeue(ended: Terminated) -> None:
+    """Requeue the present job if Slurm ends it, by submitit's own hook; nothing elsewhere.
+
+    Slurm sends a signal of its own before it ends or preempts a job. Any other, such as the SIGTERM
+    of ``scancel``, ends the job for good.
+
+    Raises:
+        SystemExit: The job is requeued.
+    """
+    name = f"SIG{os.environ.get(_PREEMPTION, 'USR2')}"
+    if _EXECUTOR in os.environ and ended.signal is signal.Signals[name]:
+        # A run has its own handlers, and has put submitit's back at its end.
+        signal.raise_signal(ended.signal)
