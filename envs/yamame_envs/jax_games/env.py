@@ -82,7 +82,7 @@ class JaxEnv(ContextEnv):
         *,
         id: str | Callable[..., Any] | Game = "gymnax:CartPole-v1",
         settings: Mapping[str, Any] = MappingProxyType({}),
-        time_limit: PositiveInt | Literal["registered"] | None = "registered",
+        time_limit: int | Literal["registered"] | None = "registered",
         success: str | None = "auto",
         tasks: str | Callable[[Any], Any] | None = None,
         split: Split = "all",

@@ -32,6 +32,8 @@ def load_jax() -> Any:
     """
     if "jax" not in sys.modules:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        # The compiler reports every operation that it takes seconds for, in many lines.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         if not {"NPROC", "PJRT_NPROC", "XLA_FLAGS"} & os.environ.keys():
             # Kernels of small games lose more by threads than they gain.
             os.environ["PJRT_NPROC"] = "1"
