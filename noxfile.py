@@ -47,6 +47,12 @@ EXTRAS = (
 )  # fmt: skip
 """Tests of what other libraries do here, which skip where these are missing."""
 
+JAX = (
+    "tests/envs/jax_games", "tests/recipes/test_jax.py",
+    "tests/test_docs.py::test_the_python_of_a_how_to_runs[own_jax_game]",
+)  # fmt: skip
+"""Tests of games written in JAX."""
+
 DEFAULT = "not slow and not gpu and not cluster and not page and not server"
 """What is tested unless somebody asks for more."""
 
@@ -152,6 +158,17 @@ def extras(session: nox.Session) -> None:
         "import gymnasium_robotics, mujoco, joblib, submitit, optuna",
     )
     session.run("pytest", "-m", DEFAULT, *(session.posargs or EXTRAS))
+
+
+@nox.session
+@nox.parametrize("extras", ["gymnax,xland,craftax", "arcade"])
+def jax(session: nox.Session, extras: str) -> None:
+    """Games written in JAX, in one environment for each set of packages that exclude others."""
+    session.install("-e", f".[dev,{extras}]")
+    modules = {"gymnax": "gymnax", "xland": "xminigrid", "craftax": "craftax"}
+    names = [modules.get(extra, "popgym_arcade") for extra in extras.split(",")]
+    session.run("python", "-W", "ignore", "-c", f"import jax, {', '.join(names)}")
+    session.run("pytest", "-m", DEFAULT, *(session.posargs or JAX))
 
 
 @nox.session

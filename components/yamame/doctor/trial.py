@@ -38,7 +38,7 @@ _FEWEST_UPDATES = 20
 """Updates that a trial measures at least."""
 _PATIENCE = 4
 """Multiple of its seconds that a trial waits for the first updates."""
-_HARMLESS = ("trial: stopped", "no video", "budget.")
+_HARMLESS = ("trial: stopped", "no video", "budget.", "compiling ")
 """Beginnings of lines that a run prints without a problem."""
 
 

@@ -110,9 +110,7 @@ class JaxEnv(ContextEnv):
             seed=seed,
             device=device,
         )
-        self._worlds = Worlds(
-            self._programs, num_envs, jax_device(self.device), self._draw_tasks
-        )
+        self._worlds = Worlds(self._programs, num_envs, jax_device(self.device), self._draw_tasks)
 
     @property
     def label(self) -> str:
@@ -279,7 +277,8 @@ class JaxEnv(ContextEnv):
             self._forget()
             raise
         reward = to_torch(moved.reward, self.device)
-        terminated, truncated, success = to_torch(moved.flags, self.device).unbind(0)
+        flags = to_torch(moved.flags, self.device).unsqueeze(-1)
+        terminated, truncated, success = flags.unbind(1)
         step_index = before["step_index"] + 1
         if self.time_limit is not None:
             # The horizon is visible, so reaching it terminates: there is no value beyond it.

@@ -50,9 +50,7 @@ class Game:
     draw_picture: Callable[[Any, Any], Any] | None = None
 
 
-def game_of(
-    made: Any, owner: str, *, draw_task: Callable[[Any], Any] | str | None = None
-) -> Game:
+def game_of(made: Any, owner: str, *, draw_task: Callable[[Any], Any] | str | None = None) -> Game:
     """Return the game that an object describes.
 
     Args:
@@ -70,7 +68,7 @@ def game_of(
             has_own = made.draw_task is not None
             require(owner, "tasks", draw_task, has_own, "be null where draw_task is None")
             return made
-        return made if draw_task is None else dataclasses.replace(made, draw_task=draw_task)
+        return dataclasses.replace(made, draw_task=draw_task) if callable(draw_task) else made
 
     is_pair = isinstance(made, tuple) and len(made) == 2
     env, params = made if is_pair else (made, None)
@@ -130,7 +128,7 @@ def gymnax_game(
         action_space=_space(env, "action_space", params, owner),
         observation_space=_space(env, "observation_space", params, owner),
         time_limit=time_limit_of(params, env),
-        draw_task=draw_task,
+        draw_task=draw_task if callable(draw_task) else None,
     )
 
 
@@ -198,8 +196,9 @@ def _space(env: Any, name: str, params: Any, owner: str) -> Any:
     if name == "observation_space":
         return None
     count = getattr(env, "num_actions", None)
-    condition = "have action_space(params), or num_actions"
-    require(owner, "id", type(env).__name__, isinstance(count, int), condition)
+    if not isinstance(count, int):
+        condition = "have action_space(params), or num_actions"
+        raise ArgumentError(owner, "id", type(env).__name__, condition)
     return Choices(count)
 
 

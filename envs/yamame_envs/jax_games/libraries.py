@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from yamame.checks import ArgumentError, require
+from yamame.checks import ArgumentError, UsageError, require
 from yamame.system.messages import OutsideError, one_line
 from yamame.system.user_code import user_code
 
@@ -187,9 +187,8 @@ def _check_gymnax(distribution: str, owner: str) -> None:
         extra = "gymnax" if distribution == "gymnax" else "arcade"
         found = " and ".join(f"{name} {number}" for name, number in installed.items())
         raise MissingExtra(
-            f"{owner}: the module gymnax must be that of {distribution} alone, found {found}, which "
-            "overwrite each other: use an environment of its own, with "
-            f"pip install 'yamame[{extra}]'"
+            f"{owner}: the module gymnax must be that of {distribution} alone, found {found}, "
+            f"which replace each other: in a new environment, run: pip install 'yamame[{extra}]'"
         )
 
 
@@ -209,9 +208,16 @@ def own_game(
         UserCodeError: It has raised an error.
     """
     load_jax()
-    with user_code(f"{owner}: the game failed while it was made"):
-        if isinstance(made, Game):
-            require(owner, "settings", settings, not settings, "be empty for a Game")
-            return game_of(made, owner, draw_task=draw)
-        require(owner, "id", made, callable(made), "name a class or function that makes a game")
-        return configured(made, settings, draw, owner)
+    if isinstance(made, Game):
+        require(owner, "settings", settings, not settings, "be empty for a Game")
+        return game_of(made, owner, draw_task=draw)
+    require(owner, "id", made, callable(made), "name a class or function that makes a game")
+    try:
+        with user_code(f"{owner}: the game failed while it was made"):
+            return configured(made, settings, draw, owner)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        condition = "be arguments that its class or function takes"
+        got = dict(settings)
+        raise ArgumentError(owner, "settings", got, condition, remedy=one_line(error)) from error

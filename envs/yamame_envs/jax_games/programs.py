@@ -51,7 +51,7 @@ class Moved(NamedTuple):
         seen: Entries of the observation.
         world: Worlds.
         reward: Rewards ``[N, 1]``.
-        flags: ``[3, N, 1]`` bool: terminated, truncated and success.
+        flags: ``[N, 3]`` bool: terminated, truncated and success.
         fault: ``[N]`` int32: 0, 1 for a reward that is not finite, and 2 + i for a wrong number in
             entry i of the observation.
     """
@@ -90,7 +90,7 @@ class Programs:
         self._generators: dict[str, list[Any]] = {}
         jax = load_jax()
         word = jax.ShapeDtypeStruct((2,), np.uint32)
-        with compiling(f"{owner}: tracing the game, which takes seconds"):
+        with compiling(f"compiling {owner}: tracing its functions"):
             task = None
             if game.draw_task is not None:
                 task = self._shapes("draw_task", self._draw_words, word)
@@ -105,7 +105,7 @@ class Programs:
         self._draw_rows = jax.jit(jax.vmap(self._draw_words))
         self._refill_rows = jax.jit(self._refill)
         self._place_rows = jax.jit(_place)
-        self._step_rows = jax.jit(jax.vmap(self._move, out_axes=_MOVED_AXES))
+        self._step_rows = jax.jit(jax.vmap(self._move))
 
     # Traced functions of one env.
 
@@ -159,7 +159,7 @@ class Programs:
             fault = jnp.where(is_wrong, number, fault)
         fault = jnp.where(jnp.isfinite(reward).all(), fault, 1)
         after = World(_as_words(after), world.task, world.word, world.step + 1)
-        return Moved(seen, after, reward, jnp.stack(flags), fault)
+        return Moved(seen, after, reward, jnp.concatenate(flags), fault)
 
     def _stored(self, observation: Any) -> tuple[tuple[Any, ...], list[Any]]:
         pairs = [stored(entry, observation) for entry in self.spaces.observations]
@@ -335,7 +335,6 @@ class Programs:
 
 
 _programs: dict[Hashable, Programs] = {}
-_MOVED_AXES = Moved(seen=0, world=0, reward=0, flags=1, fault=0)
 
 
 def programs_of(

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from yamame_envs.adapters.extras import import_extra
 
@@ -107,7 +108,7 @@ def to_torch(array: Any, device: torch.device, dtype: torch.dtype | None = None)
         device: Device of the tensor.
         dtype: Dtype of the tensor; None for that of the array.
     """
-    shared = torch.from_dlpack(array)
+    shared = from_dlpack(array)
     # The array may be part of the state of the game as well, and tensors may be changed in place.
     return shared.to(device, dtype or shared.dtype, copy=True)
 

@@ -66,7 +66,7 @@ def _box(space: Any) -> spaces.Box:
     dtype = np.dtype(getattr(space, "dtype", np.float32))
     low = np.asarray(space.low)
     shape = tuple(getattr(space, "shape", low.shape))
-    if dtype == bool:
+    if dtype.kind == "b":
         return spaces.Box(0, 1, shape, np.int8)  # as choices of an action
     limits = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
     # Whole numbers have no infinity, with which some games mean no bound.
@@ -112,7 +112,7 @@ def _space_of(value: Any, declared: Any, owner: str, place: str, as_bytes: bool)
     is_real = dtype.kind not in "biu"
     if as_bytes and is_real and len(shape) == 3 and shape[-1] == 3:
         return spaces.Box(0, 255, shape, np.uint8)
-    if dtype == bool:
+    if dtype.kind == "b":
         return spaces.MultiBinary(shape or 1)
     if declared is not None:
         if _fits(declared, shape, is_real):
