@@ -169,6 +169,9 @@ def jax(session: nox.Session, extras: str) -> None:
     names = [modules.get(extra, "popgym_arcade") for extra in extras.split(",")]
     session.run("python", "-W", "ignore", "-c", f"import jax, {', '.join(names)}")
     session.run("pytest", "-m", DEFAULT, *(session.posargs or JAX))
+    session.run(
+        "python", "tests/gpu_emulation/program.py", "laws", "tests/gpu_emulation/laws_of_jax.py"
+    )
 
 
 @nox.session

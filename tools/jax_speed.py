@@ -1,6 +1,6 @@
 """Measure entries and speed of games written in JAX, with 16, 256 and 1,024 environments.
 
-    python tools/jax_speed.py                                    # of all libraries that are installed
+    python tools/jax_speed.py  # games of all libraries that are installed
     python tools/jax_speed.py gymnax:Breakout-MinAtar mylab:Safe --num-envs 16 64
 
 Steps/s are steps of all environments per second of CPU time, of a random policy with resets

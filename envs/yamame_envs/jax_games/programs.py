@@ -276,8 +276,9 @@ class Programs:
         with user_code(what):
             if shape in self._compiled:
                 return jax.block_until_ready(function(*arguments))
-            rows = leaves[0].shape[0]
-            line = f"compiling {self._owner} ({name} of {rows} envs), once for each number of envs"
+            line = f"compiling {self._owner} ({name})"
+            if name != "draw_task":
+                line += f" for {leaves[0].shape[0]} envs, once for each number of them"
             with compiling(line):
                 result = jax.block_until_ready(function(*arguments))
             self._compiled.add(shape)

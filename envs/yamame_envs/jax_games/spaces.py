@@ -35,7 +35,7 @@ def spaces_of(game: Game, observation: Any, owner: str) -> Spaces:
     if declared is not None:
         declared = _gymnasium(declared, owner, "observation_space")
     space = _space_of(observation, declared, owner, "observation", game.pixels_as_bytes)
-    entries = read_observation(space, owner=owner, generic=True, tokens=game.tokens)
+    entries = read_observation(space, owner=owner, generic=True, outside="warn", tokens=game.tokens)
     action_space = _gymnasium(game.action_space, owner, "action_space")
     action = read_actions(action_space, owner=owner)
     is_simple = action.tree == 0
