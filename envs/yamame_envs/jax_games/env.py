@@ -272,7 +272,7 @@ class JaxEnv(ContextEnv):
         worlds = self._games
         try:
             moved = worlds.step(to_jax(action, jax_device(self.device)))
-            self._check_faults(moved.fault, before["step_index"])
+            self._check_faults(moved.fault, before)
         except BaseException:
             self._forget()
             raise
@@ -301,14 +301,19 @@ class JaxEnv(ContextEnv):
         self._timestep = timestep
         return timestep, reward.clone()
 
-    def _check_faults(self, fault: Any, step_index: Tensor) -> None:
-        """Raise if the game has returned a wrong number."""
+    def _check_faults(self, fault: Any, before: Mapping[str, Any]) -> None:
+        """Raise if the game has returned a wrong number in an episode that was not over."""
         faults = np.asarray(fault)
         if not faults.any():
             return
-        env_id = int(faults.nonzero()[0][0])
+        running = ~before["done"].cpu().numpy()[:, 0]
+        wrong = (faults * running).nonzero()[0]
+        if not len(wrong):
+            return
+        env_id = int(wrong[0])
         text = self._programs.fault_text(int(faults[env_id]))
-        place = f"in env {env_id} at step {int(step_index[env_id])} of task {self._seeds[env_id]}"
+        step = int(before["step_index"][env_id])
+        place = f"in env {env_id} at step {step} of task {int(self._seeds[env_id])}"
         raise OutsideError(f"{self.label}: {text}, {place}")
 
     def _entries(self, seen: tuple[Any, ...]) -> dict[str, Any]:

@@ -241,6 +241,15 @@ def test_numbers_that_are_not_finite_are_named_with_env_and_step(game):
         Recall(num_envs=2).rollout(5)
 
 
+def test_numbers_after_the_end_of_an_episode_are_of_no_account(game):
+    game(changed("1.0 * won", "jnp.where(time == 5, jnp.nan, 0.0)"))
+    env = Recall(num_envs=2)
+    current = env.reset()
+    for _ in range(5):
+        current = env.step(current.set("action", torch.zeros(2, dtype=torch.int64)))["next"]
+    assert current["step_index"].eq(5).all()
+
+
 def test_an_error_of_the_constructor_has_its_line(game):
     game("class Recall:\n    def __init__(self):\n        raise KeyError('width')\n")
     with pytest.raises(UserCodeError, match=r"KeyError: 'width' .*mylab.py:3"):
