@@ -253,6 +253,7 @@ def test_the_settings_of_a_main_file_are_those_that_are_declared_and_its_default
         "replay_batch": ["bundle=a"],
         "export": ["run=a", "path=b"],
         "offline": ["data.path=a"],
+        "import_amago": ["amago.weights=a", "amago.path=b"],
     }
     needed |= {key: ["run=a"] for key in ("evaluate", "play", "serve", "sync")}
     given = needed.get(main, [])
@@ -343,7 +344,8 @@ def names_discounts(name: str) -> bool:
 def test_the_experiments_of_papers_keep_their_discounts_whatever_the_default_is():
     experiments = [path.stem for path in (CONF / "experiment").glob("*.yaml")]
     # Not of a paper: presets for one core, and the base of some.
-    rest = {name for name in experiments if name.startswith("cpu_")} | {"dark_key_to_door_small"}
+    rest = {name for name in experiments if name.startswith(("cpu_", "xland_"))}
+    rest |= {"dark_key_to_door_small"}
     of_papers = [name for name in experiments if name not in rest]
     assert len(of_papers) > 25
     assert [name for name in of_papers if not names_discounts(name)] == []

@@ -43,6 +43,8 @@ ROWS = (
     "experiment=cpu_dark_key_to_door env.split_by=rooms_and_starts env.randomize_actions=true",
     "experiment=cpu_frozenlake",
     "env=frozenlake env.hard=true env.size=4",
+    "experiment=xland_trivial",
+    "experiment=xland_small",
 )
 """Overrides that are counted by default."""
 CLAIMS = {
@@ -56,6 +58,8 @@ CLAIMS = {
     "new combinations of room, start and actions": ("key", "door", "start", "actions"),
     "new lakes": ("holes",),
     "new actions on known lakes": ("holes", "effects"),
+    "new goals": ("goal",),
+    "new rulesets": ("goal", "rules"),
 }
 """Entries in which tasks must differ from those of training, by description of an evaluation."""
 AT_ONCE = 500

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 _LONGEST_VALUE = 200
 
@@ -281,6 +281,12 @@ def require_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) 
     require(owner, name, value, value in choices, f"be one of {choices}")
 
 
+def require_activation(owner: str, name: Any) -> str:
+    """Return the name of an activation's class in `torch.nn`; raise for one that is unknown."""
+    require_choice(owner, "activation", name, tuple(_ACTIVATIONS))
+    return _ACTIVATIONS[name]
+
+
 MOST = {"num_layers": 1_000, "num_blocks": 1_000}
 """Largest sizes of what is built one by one: a typing error would build until memory is gone."""
 
@@ -375,6 +381,9 @@ UnitInterval = Annotated[float, Bounds(least=0, most=1)]
 """A number in [0, 1]: a probability, a rate, a share."""
 DropoutRate = Annotated[float, Bounds(least=0, below=1)]
 """Probability of dropping a unit; with 1 nothing would be left."""
+Activation = Literal["leaky_relu", "gelu", "relu", "mish"]
+"""Name of an activation, as of its function in `torch.nn.functional`."""
+_ACTIVATIONS = {"leaky_relu": "LeakyReLU", "gelu": "GELU", "relu": "ReLU", "mish": "Mish"}
 NumLayers = Annotated[int, Bounds(least=1, most=1_000)]
 """Number of layers. The upper limit catches typing errors: layers are built one by one."""
 

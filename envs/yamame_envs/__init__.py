@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from yamame_envs.tmaze import PassiveTMaze as PassiveTMaze
     from yamame_envs.trials import RepeatedTrials as RepeatedTrials
     from yamame_envs.wind import Wind as Wind
+    from yamame_envs.xland.env import XLand as XLand
 
 _HOMES = {
     "ActiveTMaze": "yamame_envs.tmaze",
@@ -69,6 +70,7 @@ _HOMES = {
     "RepeatedTrials": "yamame_envs.trials",
     "Wind": "yamame_envs.wind",
     "Workers": "yamame_envs.adapters.workers",
+    "XLand": "yamame_envs.xland.env",
 }
 
 

@@ -10,6 +10,7 @@ _TARGETS = {
     "yamame/PackageDelivery-v0": "yamame_envs.delivery:PackageDelivery",
     "yamame/PassiveTMaze-v0": "yamame_envs.tmaze:PassiveTMaze",
     "yamame/Wind-v0": "yamame_envs.wind:Wind",
+    "yamame/XLand-v0": "yamame_envs.xland.env:XLand",
 }
 
 

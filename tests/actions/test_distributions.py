@@ -270,3 +270,27 @@ def test_one_action_serves_the_distributions_of_several_policies(make, actions, 
         torch.testing.assert_close(
             together[:, policy], make(logits[:, policy], floor).log_prob(action)
         )
+
+
+def test_clipped_probabilities_are_divided_by_their_sum():
+    """By hand, and that values within the bounds are only divided; the masked action has none."""
+    logits = torch.tensor([20.0, 0.0, 1.0, -1.0])
+    policy = DiscreteDistribution(logits, probability_clip=(0.01, 0.9))
+    by_hand = torch.tensor([0.9, 0.01, 0.01, 0.01]) / 0.93
+    torch.testing.assert_close(policy.probs, by_hand)
+    torch.testing.assert_close(policy.log_prob(torch.eye(4)), by_hand.log())
+    mild = DiscreteDistribution(logits / 20, probability_clip=(0.0, 1.0))
+    torch.testing.assert_close(mild.probs, (logits / 20).softmax(-1))
+
+    allowed = torch.tensor([True, False, True, True])
+    masked = DiscreteDistribution(logits, probability_clip=(0.01, 0.9), action_mask=allowed)
+    torch.testing.assert_close(masked.probs, torch.tensor([0.9, 0.0, 0.01, 0.01]) / 0.92)
+
+
+def test_choices_are_clipped_each_on_its_own():
+    logits = torch.tensor([9.0, 0.0, 0.0, 9.0, 0.0])
+    clip = (0.05, 0.9)
+    policy = MultiDiscreteDistribution(logits, nvec=[2, 3], probability_clip=clip)
+    parts = [DiscreteDistribution(part, probability_clip=clip) for part in logits.split([2, 3])]
+    torch.testing.assert_close(policy.probs, torch.cat([part.probs for part in parts]))
+    assert (policy.probs.split([2, 3])[0] < 0.95).all()

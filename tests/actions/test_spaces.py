@@ -188,6 +188,14 @@ def test_specs_without_a_space_are_refused_with_advice(spec, batch_dims, message
             r"ActionSpace: probability_floor .*2\.0",
         ),
         (
+            lambda: ActionSpace(Categorical(2), probability_floor=0.0, probability_clip=[0.9, 0.1]),
+            r"ActionSpace: probability_clip .*\[0\.9, 0\.1\]",
+        ),
+        (
+            lambda: ActionSpace(Categorical(2), probability_clip=[0.1, 0.9]),
+            r"ActionSpace: probability_clip must be None with a probability_floor above 0",
+        ),
+        (
             lambda: ActionSpace(Bounded(HIGH, LOW)),
             r"bounds must be finite, the lower below the upper, got \(\[1\.0",
         ),

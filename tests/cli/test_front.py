@@ -28,6 +28,7 @@ WITH_HELP = (
     "reproduce",
     "probe",
     "replay_batch",
+    "import_amago",
 )
 LIGHT = """
 import json, os, runpy, sys

@@ -13,6 +13,7 @@ from yamame_envs import (
     PassiveTMaze,
     RepeatedTrials,
     Wind,
+    XLand,
 )
 from yamame_envs.streams import fold, integers, uniform
 
@@ -101,6 +102,16 @@ def _bandits(**settings):
     return Bandits(**{"time_limit": 7, "num_arms": 3, **settings})
 
 
+def _xland(**settings):
+    return XLand(**{"size": 5, "num_trials": 2, "trial_limit": 6, **settings})
+
+
+def _xland_with_rules_and_doors(**settings):
+    level = {"depth": 1, "prune": 0.6}
+    rooms = {"rooms": "R2", "size": 5, "view_size": 3}
+    return XLand(**{**rooms, "level": level, "num_trials": 2, "trial_limit": 6, **settings})
+
+
 def _twin(kind):
     """The same in the environment that shows what is hidden."""
     return lambda **settings: kind(observable=True, **settings)
@@ -119,12 +130,15 @@ KINDS = {
     "dark, reset steps": _dark_with_reset_steps,
     "wind": _wind,
     "bandits": _bandits,
+    "xland": _xland,
+    "xland, rules": _xland_with_rules_and_doors,
     **{
         f"{name}, twin": _twin(kind)
         for name, kind in (
             ("shuffled", _shuffled_maze),
             ("delivery", _delivery),
             ("hard lake", _hard_lake),
+            ("xland, rules", _xland_with_rules_and_doors),
         )
     },
 }
@@ -212,6 +226,7 @@ def native(request):
         "fetch",
         "wind",
         "bandits",
+        "xland, rules",
         "trials, horizon",
         "trials of trials",
     ]

@@ -4,7 +4,7 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.transforms import RewardSum
 from torchrl.envs.utils import check_env_specs
-from yamame_envs import DarkKeyDoor, MazeRunner, MetaFrozenLake
+from yamame_envs import DarkKeyDoor, MazeRunner, MetaFrozenLake, XLand
 from yamame_envs.streams import fold
 
 
@@ -121,7 +121,7 @@ def test_a_partial_reset_touches_only_its_rows(make, play, same):
 
 def test_timesteps_carry_the_context_of_the_step_before(make, play, actions_of):
     env = make(num_envs=4)
-    several_trials = isinstance(env, DarkKeyDoor | MetaFrozenLake)
+    several_trials = isinstance(env, DarkKeyDoor | MetaFrozenLake | XLand)
     steps, _ = play(env, 40)
     starts = torch.ones(4, 1, dtype=torch.bool)
     t = torch.zeros(4, 1, dtype=torch.int64)
@@ -144,7 +144,7 @@ def test_timesteps_carry_the_context_of_the_step_before(make, play, actions_of):
         else:
             low, high = env.action_spec.space.low, env.action_spec.space.high
             torch.testing.assert_close(low + (after["prev_action"] + 1) / 2 * (high - low), action)
-        if not isinstance(env, MetaFrozenLake):  # which also ends after its last attempt
+        if not isinstance(env, MetaFrozenLake | XLand):  # which also ends after its last attempt
             assert torch.equal(after["terminated"], after["success"] | (t >= env.time_limit))
         assert torch.equal(after["done"], after["terminated"])
         assert not after["truncated"].any()

@@ -5,7 +5,7 @@ of the split.
 import pytest
 import torch
 from yamame.testing import task_overlap
-from yamame_envs import DarkKeyDoor, MazeRunner, MetaFrozenLake, PackageDelivery
+from yamame_envs import DarkKeyDoor, MazeRunner, MetaFrozenLake, PackageDelivery, XLand
 from yamame_envs.streams import fold
 
 MEANING = {
@@ -21,6 +21,8 @@ MEANING = {
     "new combinations of room, start and actions": ["key", "door", "start", "actions"],
     "new lakes": ["holes"],
     "new actions on known lakes": ["holes", "effects"],
+    "new goals": ["goal"],
+    "new rulesets": ["goal", "rules"],
 }
 """Entries of a task in which, by a description, each task of an evaluation differs from all tasks
 of training.
@@ -29,6 +31,7 @@ MAZE = (MazeRunner, {"size": 9, "num_goals": 1})
 ROAD = (PackageDelivery, {"length": 6, "min_packages": 1, "max_packages": 1})
 ROOM = (DarkKeyDoor, {"size": 4})
 LAKE = (MetaFrozenLake, {"size": 4})
+GRID = (XLand, {"num_trials": 1})
 PERMUTED, HARD = {"randomize_actions": True}, {"hard": True}
 ENVS = {
     "maze": (MAZE, {}),
@@ -45,6 +48,9 @@ ENVS = {
     "hard lake": (LAKE, HARD),
     "lake and actions": (LAKE, {"split_by": "lakes_and_actions"}),
     "hard lake and actions": (LAKE, {"split_by": "lakes_and_actions", **HARD}),
+    "goal without rules": (GRID, {}),
+    "goal and rules": (GRID, {"level": {"depth": 1, "prune": 0.9}}),
+    "goal": (GRID, {"level": "small", "split_by": "goals"}),
 }
 TRAINED, EVALUATED = fold(torch.arange(3000), 1), fold(torch.arange(200), 2)
 

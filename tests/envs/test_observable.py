@@ -24,6 +24,8 @@ TWINS = [
     (envs.MetaFrozenLake, {"size": 3, "num_trials": 2}, 9),
     (envs.MetaFrozenLake, {"size": 3, "num_trials": 2, "hard": True}, 12),
     (envs.PackageDelivery, {"length": 10, "time_limit": 20}, 14),
+    (envs.XLand, {"size": 6, "trial_limit": 9}, 65),
+    (envs.XLand, {"size": 6, "trial_limit": 9, "level": "small"}, 65 + 4 * 87),
 ]
 IDS = [f"{kind.__name__}-{size}" for kind, _, size in TWINS]
 

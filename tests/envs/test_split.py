@@ -12,6 +12,7 @@ from yamame_envs import (
     MetaFrozenLake,
     PackageDelivery,
     RepeatedTrials,
+    XLand,
 )
 from yamame_envs.split import HELD_OUT, candidates, hash_of, is_held_out
 from yamame_envs.streams import fold, integers
@@ -31,6 +32,7 @@ ENVS = {
     "room": (DarkKeyDoor, {"size": 3}),
     "lake": (MetaFrozenLake, {"size": 4, "num_trials": 2}),
     "hard lake": (MetaFrozenLake, {"size": 3, "num_trials": 2, "hard": True}),
+    "ruleset": (XLand, {"level": "small", "num_trials": 1}),
 }
 SEEDS = fold(torch.arange(3000), 0)
 

@@ -40,6 +40,7 @@ SHORT = {
     "mazerunner": "env.time_limit=20",
     "package_delivery": "env.time_limit=30", "wind": "env.time_limit=20", "tmaze": "env.length=12",
     "active_tmaze": "env.length=12", "frozenlake": "", "gym": "env.time_limit=20",
+    "xland": "env.level=small env.num_trials=2 env.trial_limit=9",
 }  # fmt: skip
 """Episodes of which some end."""
 CHOICES = (
@@ -62,6 +63,7 @@ CHOICES = (
     "env=gym env.id=Pendulum-v1 trials=repeated trials.num_trials=2 encoder=gru "
     "agent=separate exploration=gaussian",
     "env=tmaze encoder=hf",
+    "env=xland encoder=gru",
 )
 GROUPS = (
     "agent", "agent/returns", "encoder", "exploration", "goal_encoder", "relabel",
@@ -69,7 +71,7 @@ GROUPS = (
 )  # fmt: skip
 ENVS = (
     "active_tmaze", "bandits", "dark_key_to_door", "frozenlake", "mazerunner", "package_delivery",
-    "tmaze", "wind",
+    "tmaze", "wind", "xland",
 )  # fmt: skip
 AGENTS = ("amago", "amago2", "amago_paper", "bc", "naive", "separate")
 

@@ -28,6 +28,7 @@ ENVS = {
     "tmaze": "env.length=16",
     "frozenlake": "env.size=4", "wind": "env.time_limit=20", "active_tmaze": "env.length=12",
     "package_delivery": "env.time_limit=30", "bandits": "env.time_limit=20",
+    "xland": "env.level=small env.trial_limit=6",
 }  # fmt: skip
 RUNS = [*((env, "plain") for env in ENVS), ("mazerunner", "recorded"), ("wind", "recorded")]
 
@@ -58,7 +59,7 @@ def assert_waits(what: str, counts: Counts, number: int, most: float) -> None:
 
 @pytest.mark.parametrize(("env", "way"), RUNS)
 def test_the_host_waits_no_more_often_than_is_allowed(env, way, measure):
-    costs = measure(f"env={env}", ENVS[env], *WAYS[way])
+    costs = measure(f"env={env}", *ENVS[env].split(), *WAYS[way])
     for what, most in MOST.items():
         assert_waits(what, *costs.last(what), most)
 

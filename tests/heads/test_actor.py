@@ -2,7 +2,7 @@ import pytest
 import torch
 from torchrl.data import Bounded, Categorical
 from yamame.actions import ActionSpace
-from yamame.heads import ActorHead
+from yamame.heads import ActionInputCritic, ActorHead, make_critic
 
 BOX = ActionSpace(Bounded(-torch.ones(2), torch.ones(2)))
 
@@ -51,3 +51,38 @@ def test_dropout_acts_in_training_mode_only():
     assert not torch.equal(actor(context), actor(context))
     actor.eval()
     assert torch.equal(actor(context), actor(context))
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "mish"])
+def test_activations_are_options_of_the_heads(name):
+    """By hand, where another activation gives other numbers."""
+    function = getattr(torch.nn.functional, name)
+    space = ActionSpace(Categorical(5))
+    context = torch.randn(4, 8)
+    actor = ActorHead(8, action_space=space, num_gammas=1, num_layers=1, activation=name)
+    first, last = (layer for layer in actor.mlp if isinstance(layer, torch.nn.Linear))
+    torch.testing.assert_close(actor(context)[:, 0], last(function(first(context))))
+    other = last(torch.nn.functional.leaky_relu(first(context)))
+    assert not torch.allclose(actor(context)[:, 0], other, atol=1e-3)
+
+    critic = make_critic(8, action_space=space, gammas=[0.9], num_layers=1, activation=name)
+    first, last = critic.ensemble.layers[0], critic.ensemble.layers[-1]
+    hidden = function(first(context.expand(2, -1, -1)))
+    by_hand = last(hidden).transpose(0, 1).unflatten(-1, (5, 1, 1))
+    torch.testing.assert_close(critic(context), by_hand)
+
+
+def test_an_unknown_activation_is_refused():
+    with pytest.raises(ValueError, match=r"ActorHead: activation .*'tanh'"):
+        ActorHead(8, action_space=BOX, num_gammas=1, activation="tanh")
+
+
+def test_the_feature_of_a_discount_factor_may_be_that_of_float32():
+    exact, rounded = (
+        ActionInputCritic(8, action_size=2, gammas=[0.5, 0.99995], round_gammas=flag).gamma_feature
+        for flag in (False, True)
+    )
+    assert exact[0] == rounded[0]
+    difference = float((exact[1] - rounded[1]).abs())
+    # One unit of float32 beside 1, 6e-8, is a thousandth of 1 - gamma.
+    assert 1e-5 < difference < 1e-3

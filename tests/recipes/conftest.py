@@ -46,6 +46,7 @@ def play_recipe(which: str | ModuleType, folder: Path, *arguments: str) -> tuple
                     "train",
                     "replay",
                     "export",
+                    "import_agent",
                     "doctor",
                     "leaderboard",
                     "reproduce",

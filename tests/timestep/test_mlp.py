@@ -184,3 +184,17 @@ def test_images_and_tokens_are_flattened_like_any_numbers():
     torch.testing.assert_close(
         module.normalizer.mean[4:].float(), pixels.flatten(1).float().mean(0)
     )
+
+
+def test_the_activation_and_the_largest_number_are_options():
+    """By hand: one input, normalised by its initial statistics, is what is clipped."""
+    torch.manual_seed(0)
+    encoder = MLPTimestepEncoder({"x": 1}, clip=3.0, activation="mish", num_layers=1).eval()
+    timesteps = TensorDict({"x": torch.tensor([[-9.0], [1.0], [9.0]])}, [3])
+    first, last = (layer for layer in encoder.mlp if isinstance(layer, torch.nn.Linear))
+    clipped = timesteps["x"].clamp(-3.0, 3.0)
+    by_hand = encoder.norm(last(torch.nn.functional.mish(first(clipped))))
+    torch.testing.assert_close(encoder(timesteps)["features"], by_hand)
+    for options in ({"clip": 0.0}, {"activation": "tanh"}):
+        with pytest.raises(ValueError, match=f"MLPTimestepEncoder: {next(iter(options))}"):
+            MLPTimestepEncoder({"x": 1}, **options)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torchrl.modules import set_recurrent_mode
 from yamame.execution.capturing import recording
 from yamame.trajectory import TransformerEncoder
-from yamame.trajectory.positions import Sinusoids, rotate
+from yamame.trajectory.positions import Float32Sinusoids, Sinusoids, rotate
 
 
 def by_formula(index: torch.Tensor, size: int) -> torch.Tensor:
@@ -159,3 +159,41 @@ def test_rotation_turns_pairs_half_a_head_apart() -> None:
 def test_the_size_must_be_even(size: int) -> None:
     with pytest.raises(ValueError, match=f"Sinusoids: size must be even and positive, got {size}"):
         Sinusoids(size)
+
+
+def test_positions_in_float32_are_products_in_float32() -> None:
+    """Bit for bit, unlike those of `Sinusoids`, from which they part with the index."""
+    index = torch.tensor([[0, 3, 999], [5_000, 100_000, 4_000_000]])
+    positions = Float32Sinusoids(16)
+    found = positions(index)
+    angle = index.float().unsqueeze(-1) * positions.frequencies
+    assert torch.equal(found[..., 0::2], angle.sin())
+    assert torch.equal(found[..., 1::2], angle.cos())
+    error = (found - Sinusoids(16)(index)).abs().amax(-1)
+    assert error[0, :2].max() < 1e-6
+    assert error[1, 1:].min() > 1e-4
+    assert list(positions.state_dict()) == ["frequencies"]
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+def test_the_precision_of_positions_is_an_option(positions: str) -> None:
+    """Other frequencies, which the state holds, give other contexts; saved ones the same."""
+    torch.manual_seed(0)
+    options = {"d_model": 8, "num_heads": 2, "positions": positions}
+    encoder = TransformerEncoder(3, position_precision="float32", d_ff=12, **options).eval()
+    assert encoder.layers[0].ff1.out_features == 12
+    x = torch.randn(2, 40, 3)
+    step_index = torch.arange(40).expand(2, -1)
+    is_init = step_index == 0
+    with torch.no_grad():
+        before = encoder.parallel(x, step_index, is_init)
+        other = copy.deepcopy(encoder)
+        other.positions.frequencies.mul_(1.01)
+        assert not torch.allclose(other.parallel(x, step_index, is_init), before, atol=1e-3)
+        other.load_state_dict(encoder.state_dict())
+        assert torch.equal(other.parallel(x, step_index, is_init), before)
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"position_precision .*'float16'"):
+        TransformerEncoder(3, d_model=8, num_heads=2, position_precision="float16")

@@ -19,6 +19,8 @@ from yamame.checks import ArgumentError
 from yamame.execution.capturing import capturing
 
 Shape = Size | list[int] | tuple[int, ...]
+Clip = tuple[float, float]
+"""Smallest and largest probability."""
 _TINY = torch.finfo(torch.float32).tiny
 _LOG_TINY = math.log(_TINY)
 # Near the ends of [-1, 1] the inverse of tanh is meaningless in float32, and log-densities explode.
@@ -81,13 +83,26 @@ class _StraightThrough(ActionDistribution):
 class _Categorical(_StraightThrough):
     """One choice among A actions; the caller checks that the mask allows at least one."""
 
-    def __init__(self, logits: Tensor, probability_floor: float, allowed: Tensor | None) -> None:
+    def __init__(
+        self,
+        logits: Tensor,
+        probability_floor: float,
+        allowed: Tensor | None,
+        clip: Clip | None = None,
+    ) -> None:
         logits = logits.float()
         if allowed is not None:
             logits = logits.masked_fill(~allowed, -torch.inf)
         self._logits = logits
-        self._floor = probability_floor
+        # The logits alone are then not the log-probabilities.
+        self._is_bounded = probability_floor > 0 or clip is not None
         probs = logits.softmax(-1)
+        if clip is not None:
+            probs = probs.clamp(*clip)
+            if allowed is not None:
+                probs = probs * allowed
+            # As in AMAGO, the sum has no gradient.
+            probs = probs / probs.sum(-1, keepdim=True).detach()
         if probability_floor > 0:
             probs = probs * (1 - probability_floor)
             if allowed is None:
@@ -115,7 +130,7 @@ class _Categorical(_StraightThrough):
         return torch.zeros_like(score).scatter_(-1, index, 1.0)
 
     def log_prob(self, encoded: Tensor) -> Tensor:
-        if self._floor > 0:
+        if self._is_bounded:
             chosen = (encoded * self.probs).sum(-1)
             return chosen.clamp_min(_TINY).log()
         return self.cloning_log_prob(encoded)
@@ -154,6 +169,9 @@ class DiscreteDistribution(_Categorical):
         logits: ``[*, A]``.
         probability_floor: e, in [0, 1).
         action_mask: Bool, broadcastable to ``[*, A]``, true where an action is allowed.
+        probability_clip: Smallest and largest probability of an allowed action, before the
+            probabilities are divided by their sum, as AMAGO's code bounds them; where it clips,
+            there is no gradient. Not together with a floor. None: there is no clipping.
 
     Raises:
         ArgumentError: A row of ``action_mask`` allows nothing. Rows of padding must allow an action
@@ -164,12 +182,17 @@ class DiscreteDistribution(_Categorical):
     """
 
     def __init__(
-        self, logits: Tensor, *, probability_floor: float = 0.0, action_mask: Tensor | None = None
+        self,
+        logits: Tensor,
+        *,
+        probability_floor: float = 0.0,
+        action_mask: Tensor | None = None,
+        probability_clip: Clip | None = None,
     ) -> None:
         if action_mask is not None:
             action_mask = action_mask.bool()
             _check_mask("DiscreteDistribution", action_mask.any(-1))
-        super().__init__(logits, probability_floor, action_mask)
+        super().__init__(logits, probability_floor, action_mask, probability_clip)
 
 
 class MultiDiscreteDistribution(_StraightThrough):
@@ -180,6 +203,7 @@ class MultiDiscreteDistribution(_StraightThrough):
         nvec: Number of actions of each choice; A is their sum.
         probability_floor: As for `DiscreteDistribution`.
         action_mask: Bool, broadcastable to ``[*, A]``.
+        probability_clip: As for `DiscreteDistribution`.
 
     Raises:
         ArgumentError: ``action_mask`` leaves a choice without an allowed action. The reported row
@@ -193,6 +217,7 @@ class MultiDiscreteDistribution(_StraightThrough):
         nvec: Sequence[int],
         probability_floor: float = 0.0,
         action_mask: Tensor | None = None,
+        probability_clip: Clip | None = None,
     ) -> None:
         self._nvec = list(nvec)
         masks: Sequence[Tensor | None] = [None] * len(self._nvec)
@@ -203,7 +228,8 @@ class MultiDiscreteDistribution(_StraightThrough):
             masks = allowed
         self._choices = []
         for part, mask in zip(logits.split(self._nvec, -1), masks, strict=True):
-            self._choices.append(_Categorical(part, probability_floor, mask))
+            choice = _Categorical(part, probability_floor, mask, probability_clip)
+            self._choices.append(choice)
         super().__init__(torch.cat([choice.probs for choice in self._choices], -1))
 
     def sample(self, sample_shape: Shape = ()) -> Tensor:

@@ -1,6 +1,6 @@
 """Action spaces: the encoding of actions and the family of a policy's distributions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Literal, get_args
 
@@ -34,6 +34,8 @@ class ActionSpace(ActionEncoding):
         probability_floor: Share of a uniform distribution that is mixed into every policy, in
             [0, 1): within each of several choices, and a fair coin for a bit. Not used by a box.
         box_distribution: Family of a box; not used elsewhere.
+        probability_clip: Smallest and largest probability of an action, as AMAGO's code bounds them
+            (`DiscreteDistribution`), in place of a floor; only for choices. None: no clipping.
 
     Attributes:
         num_params: Number P of policy parameters of one distribution.
@@ -59,8 +61,10 @@ class ActionSpace(ActionEncoding):
         batch_dims: int = 0,
         probability_floor: Annotated[float, Bounds(least=0, below=1)] = 0.01,
         box_distribution: BoxDistribution = "tanh_normal",
+        probability_clip: Sequence[float] | None = None,
     ) -> None:
         super().__init__(spec, batch_dims=batch_dims)
+        clip = _checked_clip(probability_clip, probability_floor)
         families = get_args(BoxDistribution)
         require_choice("ActionSpace", "box_distribution", box_distribution, families)
         self.num_params = self.encoded_size
@@ -75,11 +79,16 @@ class ActionSpace(ActionEncoding):
             self._family = partial(MultiBinaryDistribution, probability_floor=probability_floor)
         elif isinstance(spec, MultiCategorical | MultiOneHot):
             self._family = partial(
-                MultiDiscreteDistribution, nvec=self.nvec, probability_floor=probability_floor
+                MultiDiscreteDistribution,
+                nvec=self.nvec,
+                probability_floor=probability_floor,
+                probability_clip=clip,
             )
         else:
             self.enumerable = True
-            self._family = partial(DiscreteDistribution, probability_floor=probability_floor)
+            self._family = partial(
+                DiscreteDistribution, probability_floor=probability_floor, probability_clip=clip
+            )
 
     def distribution(self, params: Tensor, action_mask: Tensor | None = None) -> ActionDistribution:
         """Build the distribution of a policy.
@@ -103,6 +112,19 @@ class ActionSpace(ActionEncoding):
         is_unmasked = mask_shape is None
         require("ActionSpace", "shape of action_mask", mask_shape, is_unmasked, "be None for a box")
         return self._family(params)
+
+
+def _checked_clip(clip: Sequence[float] | None, floor: float) -> tuple[float, float] | None:
+    """Return the bounds of probabilities; raise unless they are two numbers in order."""
+    if clip is None:
+        return None
+    bounds = tuple(float(bound) for bound in clip)
+    is_range = len(bounds) == 2 and 0.0 <= bounds[0] < bounds[1] <= 1.0
+    condition = "be two numbers in [0, 1], the smaller first"
+    require("ActionSpace", "probability_clip", list(clip), is_range, condition)
+    condition = "be None with a probability_floor above 0"
+    require("ActionSpace", "probability_clip", list(clip), floor == 0, condition)
+    return bounds[0], bounds[1]
 
 
 action_space_from_spec = ActionSpace

@@ -41,6 +41,8 @@ class InContextAgent(nn.Module):
         gammas: Discount factors in (0, 1), each with its own policy and values. The last one acts.
         probability_floor: Share of the uniform distribution mixed into discrete policies.
         box_distribution: Family of continuous policies; see `yamame.actions.ActionSpace`.
+        probability_clip: Bounds of the probabilities of discrete policies; see
+            `yamame.actions.ActionSpace`.
         share_encoders: Whether the critics read the actor's context. If not,
             `yamame.losses.SeparateREDQLoss` is the loss that trains the agent.
 
@@ -63,6 +65,7 @@ class InContextAgent(nn.Module):
         gammas: Sequence[float],
         probability_floor: float = 0.01,
         box_distribution: BoxDistribution = "tanh_normal",
+        probability_clip: Sequence[float] | None = None,
         share_encoders: bool = True,
     ) -> None:
         super().__init__()
@@ -76,6 +79,7 @@ class InContextAgent(nn.Module):
             batch_dims=batch_dims,
             probability_floor=probability_floor,
             box_distribution=box_distribution,
+            probability_clip=probability_clip,
         )
 
         # Parts are built in this order, because each draws its initial weights from the same

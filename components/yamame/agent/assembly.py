@@ -1,6 +1,7 @@
 """Arguments of an agent from the sections of a configuration, for training and for deployment."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from yamame.agent.discounts import resolve_gammas
@@ -27,7 +28,8 @@ def agent_arguments(
 
     Args:
         config: Mapping with the sections of `KEYS`. The section ``agent`` also has ``gammas``,
-            ``multi_gamma``, ``probability_floor`` and ``box_distribution``.
+            ``multi_gamma``, ``probability_floor``, ``box_distribution`` and perhaps
+            ``probability_clip``.
         build: ``(section, key) -> factory``.
         loss: Class of the loss. With its attribute ``shares_encoder`` (default True) the critics
             read the actor's context.
@@ -44,6 +46,8 @@ def agent_arguments(
     arguments["gammas"] = learned_gammas(config, horizon)
     arguments["probability_floor"] = heads["probability_floor"]
     arguments["box_distribution"] = heads["box_distribution"]
+    with suppress(KeyError):  # configurations of earlier versions lack it
+        arguments["probability_clip"] = heads["probability_clip"]
     arguments["share_encoders"] = getattr(loss, "shares_encoder", True)
     return arguments
 

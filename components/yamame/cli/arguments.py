@@ -47,8 +47,8 @@ def ease(arguments: Sequence[str], model: type[Config] | None) -> list[str]:
     verbatim = set() if is_sweep else set(verbatim_keys(model))
     for index, argument in enumerate(eased):
         key, equals, value = argument.partition("=")
-        group, dot, _ = key.partition(".")
-        if equals and dot and group in model.open_keys:
+        is_open = any(key.startswith(f"{group}.") for group in model.open_keys)
+        if equals and is_open:
             # Two plusses add a key or override it, whichever applies.
             eased[index] = f"++{argument}"
         elif equals and key in verbatim:

@@ -28,6 +28,7 @@ from yamame.cli.sections import (
 from yamame.cli.training_settings import (
     DistillConfig,
     DoctorConfig,
+    ImportAmagoConfig,
     OfflineConfig,
     PPOConfig,
     ProbeConfig,
@@ -422,6 +423,7 @@ CONFIGS: dict[str, type[Config]] = {
     "serve": ServeConfig,
     "replay_batch": ReplayBatchConfig,
     "sync": SyncConfig,
+    "import_amago": ImportAmagoConfig,
     "report": ReportConfig,
     "leaderboard": LeaderboardConfig,
     "reproduce": ReproduceConfig,

@@ -7,7 +7,7 @@ help of the command line and docs/settings.md print the descriptions from here. 
 A new setting of a recipe is a field here, a value in the YAML file, and its use.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -217,6 +217,15 @@ class AgentSettings(Section):
     0."""
     box_distribution: Literal["tanh_normal", "beta"]
     """Distribution of continuous actions: tanh_normal or beta."""
+    probability_clip: (
+        Annotated[
+            list[Annotated[float, Bounds(least=0, most=1)]],
+            Rule("a list of two numbers, the smaller first", lambda clip: len(clip) == 2),
+        ]
+        | None
+    ) = None
+    """Smallest and largest probability of an action of discrete policies before they are divided by
+    their sum, in place of probability_floor, as in agents of AMAGO's code; null: no such bounds."""
     actor: Target
     """Policy head: the layers between the encoder and the probabilities of actions."""
     critic: Target
@@ -302,6 +311,24 @@ class ProbeSettings(Section):
     settings: list[VerbatimText]
     """Overrides of every agent, as encoder.d_model=64; those of the command line take
     precedence."""
+
+
+class AmagoSettings(Section):
+    """Agent of AMAGO's own code to import."""
+
+    weights: VerbatimText
+    """Weights: ckpts/policy_weights/policy_epoch_*.pt, ckpts/latest/policy.pt, or the folder of a
+    state in ckpts/training_states."""
+    path: VerbatimText
+    """Folder to write, with weights, config.json and a model card."""
+    config: VerbatimText | None
+    """AMAGO's config.txt, with the arguments of its classes; auto: the one of the run that wrote
+    the weights; null: none, but AMAGO's defaults."""
+    max_seq_len: Count | None
+    """Timesteps that a Transformer remembers, as AMAGO's Experiment was given; null: as in
+    config.txt, or for a GRU."""
+    gin: Node
+    """Arguments of AMAGO's classes that are not in config.txt, as amago.gin.Agent.gamma=0.99."""
 
 
 class PlayedConfig(Config):
@@ -417,3 +444,11 @@ class ProbeConfig(TrainConfig):
     """Settings of `probe`: those of `train`, and its comparison."""
 
     probe: ProbeSettings
+
+
+class ImportAmagoConfig(TrainConfig):
+    """Settings of `import_amago`; those of the environment and of evaluations are kept for it."""
+
+    open_keys: ClassVar[tuple[str, ...]] = ("amago.gin",)
+
+    amago: AmagoSettings

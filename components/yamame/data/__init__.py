@@ -5,6 +5,7 @@ from yamame.data.source import DataSource as DataSource
 from yamame.data.source import MemoryStore as MemoryStore
 from yamame.data.source import Mixture as Mixture
 from yamame.data.source import TrajectoryDataset as TrajectoryDataset
+from yamame.data.sources import amago as amago
 from yamame.data.sources import hdf5 as hdf5
 from yamame.data.sources import minari as minari
 from yamame.data.sources import npz as npz

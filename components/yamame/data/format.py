@@ -56,6 +56,7 @@ class TrajectoryFormat:
         entries: Shape and dtype of every entry of one timestep, by key.
         observed: Keys of the observations, without the context.
         actions: Description of the actions, by which values of the action space are read.
+        encoding: Encoding of the actions, in which ``prev_action`` is.
         horizon: Largest number of steps of an episode; None if it is unlimited.
 
     Raises:
@@ -89,7 +90,7 @@ class TrajectoryFormat:
             if key != "success" or key in keys:
                 self.entries["next", key] = (one, torch.bool)
 
-        self._encoding = ActionEncoding(action, batch_dims=1)
+        self.encoding = ActionEncoding(action, batch_dims=1)
         spaces = spaces_of(env)
         self._observations: dict[NestedKey, ObservationEntry] = {}
         for entry in spaces.observations:
@@ -242,15 +243,15 @@ class TrajectoryFormat:
                 error.remedy = f"or set +data.source.indices={str(not indices).lower()}"
             raise
         action = torch.from_numpy(read)
-        if self._encoding.kind != "one_hot":
+        if self.encoding.kind != "one_hot":
             return action
 
         # The environment may take one-hots, where the space has numbers.
         choices = action.reshape(len(action), -1)
         one_hots = []
-        for choice, size in enumerate(self._encoding.nvec):
+        for choice, size in enumerate(self.encoding.nvec):
             one_hots.append(functional.one_hot(choices[:, choice], size))
-        return self._encoding.decode(torch.cat(one_hots, -1))
+        return self.encoding.decode(torch.cat(one_hots, -1))
 
     def _is_readable(self, actions: Any, *, indices: bool) -> bool:
         try:
@@ -360,7 +361,7 @@ class TrajectoryFormat:
             trial_start = is_init | (trial_start.reshape(mask.shape).bool() & mask)
         context = context_values(
             step,
-            prev_action=_delayed(self._encoding.encode(own["action"])),
+            prev_action=_delayed(self.encoding.encode(own["action"])),
             prev_reward=_delayed(own["next", "reward"]),
             is_init=is_init,
             trial_start=trial_start,

@@ -19,6 +19,7 @@ from torchrl.data import ReplayBuffer
 from torchrl.envs.transforms import Transform
 
 from yamame.checks import UsageError, require
+from yamame.data.amago_files import Segment, matching_files, read_segment
 from yamame.data.format import TrajectoryFormat
 from yamame.data.hdf5_files import opened
 from yamame.data.minari_files import read_episodes
@@ -236,6 +237,33 @@ def _read_torchrl(
         yield name, row
 
 
+def amago(
+    path: Paths,
+    *,
+    format: TrajectoryFormat,
+    transform: Transform | None = None,
+    sample_by: SampleBy = "trajectory",
+) -> TrajectoryDataset:
+    """Read the trajectory files of AMAGO 3, see `yamame.data.amago_files`.
+
+    Args:
+        path: Files ``*.npz``, or folders of them, such as ``<dset_name>/buffer``; a list, or a
+            pattern.
+        format: Format of the environment to learn for.
+        transform, sample_by: As for `TrajectoryDataset`.
+
+    Raises:
+        ValueError: A file cannot be read, is a pickle, or does not fit the environment.
+    """
+    # A file holds encoded actions: there is nothing to set.
+    loader = _Loader(format, False, None)
+    sizes = Sizes()
+    for file in matching_files(_matching(path)):
+        with _naming(str(file)):
+            loader.add_segment(read_segment(file, format, sizes))
+    return TrajectoryDataset([loader.finish(path)], transform=transform, sample_by=sample_by)
+
+
 def load(
     format: TrajectoryFormat,
     reader: Iterable[tuple[str, Content]],
@@ -313,6 +341,12 @@ class _Loader:
         indices = bool(self._indices)
         self._parts += self._format.trajectories(steps, name, indices=indices)
         self._check_ambiguity(steps.get("action").cpu())
+
+    def add_segment(self, segment: Segment) -> None:
+        """Add a part of an episode."""
+        self._unused |= segment.unused
+        (part,) = self._format.trajectories(segment.steps, segment.name, indices=True)
+        self._parts.append(segment.continued(part, self._format))
 
     def _check_ambiguity(self, actions: Any) -> None:
         """Record whether another value of ``indices`` would change the meaning of actions."""

@@ -98,7 +98,9 @@ class DeployedAgent:
             evaluation = saved.config.get("evaluation")
             greedy = isinstance(evaluation, Mapping) and evaluation.get("greedy", False)
         self.greedy = bool(greedy)
-        policy = agent.policy(gamma_index=agent.gammas.index(self.gamma))
+        # A discount factor may be listed twice; the last policy acts by default.
+        index = -1 if gamma is None else agent.gammas.index(self.gamma)
+        policy = agent.policy(gamma_index=index)
         policy.to(device).requires_grad_(False).eval()
         policy.prepare_to_act()
         self.horizon = interface.horizon

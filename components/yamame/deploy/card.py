@@ -44,8 +44,7 @@ def model_card(saved: SavedAgent, source: str) -> str:
     parts = [
         _FRONT_MATTER,
         f"# An in-context agent for {as_text(_class_name(saved.config.get('env')))}",
-        "The agent acts from its whole history. It was trained by Yamame, an implementation of "
-        "AMAGO (arXiv 2310.09971).",
+        f"The agent acts from its whole history. It was trained by {_origin(saved)}.",
         _table(("setting", "value"), _facts(saved)),
         "## Evaluation",
         *_evaluation(saved.about),
@@ -56,6 +55,14 @@ def model_card(saved: SavedAgent, source: str) -> str:
         _USE.format(source=source),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _origin(saved: SavedAgent) -> str:
+    """Return what trained the agent."""
+    origin = saved.about.get("origin")
+    if origin is None:
+        return "Yamame, an implementation of AMAGO (arXiv 2310.09971)"
+    return f"{as_text(origin)} (arXiv 2310.09971), and imported by Yamame"
 
 
 def described(value: Any) -> str:

@@ -56,6 +56,7 @@ _FORM = {
         "cpu_s?": _NUMBER,
         "evaluated_on?": str | None,
         "revision?": str | None,
+        "origin?": str | None,
     },
 }
 """Plain data of ``config.json``, see `yamame.files.schema`."""

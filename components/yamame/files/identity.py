@@ -45,6 +45,7 @@ _PRECISION = ("schedule.autocast", "collector.autocast")
 
 ADDED = {
     "float32_matmul_precision": "highest",
+    "agent.probability_clip": None,
     "packing.row_multiple": 1,
     "packing.length_multiple": 1,
     "schedule.average_decay": None,

@@ -56,7 +56,7 @@ class Kind:
 
 _WORKERS = Kind("yamame_envs", "yamame_envs.Workers")
 _TRACKER = "yamame.tracking.Tracker"
-_DATA = ("hdf5", "minari", "npz", "runs", "torchrl")
+_DATA = ("amago", "hdf5", "minari", "npz", "runs", "torchrl")
 
 KINDS = {
     "env": (

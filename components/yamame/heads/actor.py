@@ -4,7 +4,14 @@ from torch import Tensor, nn
 from torchrl.modules import MLP
 
 from yamame.actions.spaces import ActionSpace
-from yamame.checks import DropoutRate, NumLayers, PositiveInt, check_bounds
+from yamame.checks import (
+    Activation,
+    DropoutRate,
+    NumLayers,
+    PositiveInt,
+    check_bounds,
+    require_activation,
+)
 from yamame.heads.ensemble import full_precision_output
 
 
@@ -18,6 +25,7 @@ class ActorHead(nn.Module):
         hidden_size: Width of the hidden layers.
         num_layers: Number of hidden layers.
         dropout: Probability of dropping a hidden unit in training mode, in [0, 1).
+        activation: Activation of the hidden layers (`yamame.checks.Activation`).
 
     Raises:
         ArgumentError: An argument is out of its range.
@@ -42,6 +50,7 @@ class ActorHead(nn.Module):
         hidden_size: PositiveInt = 128,
         num_layers: NumLayers = 2,
         dropout: DropoutRate = 0.0,
+        activation: Activation = "leaky_relu",
     ) -> None:
         super().__init__()
         self.action_space = action_space
@@ -51,7 +60,7 @@ class ActorHead(nn.Module):
             (num_gammas, action_space.num_params),
             depth=num_layers,
             num_cells=hidden_size,
-            activation_class=nn.LeakyReLU,
+            activation_class=getattr(nn, require_activation("ActorHead", activation)),
             # TorchRL inserts a layer also for 0.0, and none for None.
             dropout=dropout or None,
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from yamame.actions.spaces import ActionSpace
-from yamame.checks import NonNegativeInt, NumLayers, PositiveInt, check_bounds, require
+from yamame.checks import Activation, NonNegativeInt, NumLayers, PositiveInt, check_bounds, require
 from yamame.heads.ensemble import EnsembleMLP
 
 _ACTION_LIMIT = 0.999
@@ -29,6 +29,7 @@ class StateActionCritic(nn.Module):
         num_outputs: Outputs O per value.
         hidden_size: Width of the hidden layers.
         num_layers: Number of hidden layers.
+        activation: Activation of the hidden layers (`yamame.checks.Activation`).
 
     Raises:
         ArgumentError: A size is not positive.
@@ -49,6 +50,7 @@ class StateActionCritic(nn.Module):
         num_outputs: PositiveInt = 1,
         hidden_size: PositiveInt = 128,
         num_layers: NumLayers = 2,
+        activation: Activation = "leaky_relu",
     ) -> None:
         super().__init__()
         self.num_critics = num_critics
@@ -62,6 +64,7 @@ class StateActionCritic(nn.Module):
             num_members=num_critics,
             hidden_size=hidden_size,
             num_layers=num_layers,
+            activation=activation,
         )
 
     def forward(self, context: Tensor) -> Tensor:
@@ -83,6 +86,9 @@ class ActionInputCritic(nn.Module):
         num_outputs: As for `StateActionCritic`.
         hidden_size: As for `StateActionCritic`.
         num_layers: As for `StateActionCritic`.
+        activation: As for `StateActionCritic`.
+        round_gammas: Whether the feature is that of discount factors rounded to float32, as AMAGO's
+            code computes it: close to 1, it differs in the fifth digit.
 
     Raises:
         ArgumentError: A size is not positive, or a discount factor is out of its range.
@@ -105,6 +111,8 @@ class ActionInputCritic(nn.Module):
         num_outputs: PositiveInt = 1,
         hidden_size: PositiveInt = 128,
         num_layers: NumLayers = 2,
+        activation: Activation = "leaky_relu",
+        round_gammas: bool = False,
     ) -> None:
         super().__init__()
         self.num_critics = num_critics
@@ -114,6 +122,8 @@ class ActionInputCritic(nn.Module):
         in_range = len(gammas) > 0 and all(0.0 <= gamma < 1.0 for gamma in gammas)
         owner = type(self).__name__
         require(owner, "gammas", list(gammas), in_range, "be in [0, 1), at least one")
+        if round_gammas:
+            gammas = torch.tensor(self.gammas).tolist()
         feature = [math.log1p(1.0 / (1.0 - gamma)) for gamma in gammas]
         self.register_buffer("gamma_feature", torch.tensor(feature).unsqueeze(-1), persistent=False)
         self.ensemble = EnsembleMLP(
@@ -122,6 +132,7 @@ class ActionInputCritic(nn.Module):
             num_members=num_critics,
             hidden_size=hidden_size,
             num_layers=num_layers,
+            activation=activation,
         )
 
     def forward(self, context: Tensor, action: Tensor) -> Tensor:
@@ -152,6 +163,8 @@ def make_critic(
     num_outputs: PositiveInt = 1,
     hidden_size: PositiveInt = 128,
     num_layers: NumLayers = 2,
+    activation: Activation = "leaky_relu",
+    round_gammas: bool = False,
 ) -> StateActionCritic | ActionInputCritic | None:
     """Build `StateActionCritic` if actions can be enumerated, and else `ActionInputCritic`.
 
@@ -164,6 +177,8 @@ def make_critic(
         num_outputs: Outputs O per value.
         hidden_size: Width of the hidden layers.
         num_layers: Number of hidden layers.
+        activation: Activation of the hidden layers (`yamame.checks.Activation`).
+        round_gammas: As for `ActionInputCritic`; of no effect where actions can be enumerated.
 
     Raises:
         ArgumentError: An argument is out of its range.
@@ -179,6 +194,7 @@ def make_critic(
             num_outputs=num_outputs,
             hidden_size=hidden_size,
             num_layers=num_layers,
+            activation=activation,
         )
     return ActionInputCritic(
         in_features,
@@ -188,4 +204,6 @@ def make_critic(
         num_outputs=num_outputs,
         hidden_size=hidden_size,
         num_layers=num_layers,
+        activation=activation,
+        round_gammas=round_gammas,
     )

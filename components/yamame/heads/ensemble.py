@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from yamame.checks import NumLayers, PositiveInt, check_bounds
+from yamame.checks import Activation, NumLayers, PositiveInt, check_bounds, require_activation
 
 
 class EnsembleLinear(nn.Module):
@@ -71,7 +71,7 @@ def full_precision_output(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
 
 
 class EnsembleMLP(nn.Module):
-    """C independent perceptrons: ``num_layers`` times (linear, LeakyReLU), then a linear output.
+    """C independent perceptrons: ``num_layers`` times (linear, activation), then a linear output.
 
     Args:
         in_features: Size of the input, which all members share.
@@ -79,9 +79,10 @@ class EnsembleMLP(nn.Module):
         num_members: Number C of members.
         hidden_size: Width of the hidden layers.
         num_layers: Number of hidden layers.
+        activation: Activation of the hidden layers (`yamame.checks.Activation`).
 
     Raises:
-        ArgumentError: A size is not positive.
+        ArgumentError: A size is not positive, or the activation is unknown.
 
     >>> EnsembleMLP(8, 3, num_members=4, hidden_size=16, num_layers=2)(torch.zeros(5, 7, 8)).shape
     torch.Size([5, 7, 4, 3])
@@ -96,16 +97,19 @@ class EnsembleMLP(nn.Module):
         num_members: PositiveInt,
         hidden_size: PositiveInt,
         num_layers: NumLayers,
+        activation: Activation = "leaky_relu",
     ) -> None:
         super().__init__()
         self.num_members = num_members
+        # Critics are the widest part of an agent. In-place activations halve the memory that they
+        # keep for the backward pass.
+        activate = getattr(nn, require_activation("EnsembleMLP", activation))
+        options = {} if activation == "gelu" else {"inplace": True}
         sizes = [in_features, *[hidden_size] * num_layers, out_features]
         layers: list[nn.Module] = []
         for size, next_size in pairwise(sizes):
             layers.append(EnsembleLinear(size, next_size, num_members=num_members))
-            # Critics are the widest part of an agent. In-place activations halve the memory that
-            # they keep for the backward pass.
-            layers.append(nn.LeakyReLU(inplace=True))
+            layers.append(activate(**options))
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, x: Tensor, shared: Tensor | None = None) -> Tensor:

@@ -15,7 +15,16 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.modules import MLP
 
-from yamame.checks import ArgumentError, NumLayers, PositiveInt, check_bounds, require
+from yamame.checks import (
+    Activation,
+    ArgumentError,
+    NumLayers,
+    PositiveFloat,
+    PositiveInt,
+    check_bounds,
+    require,
+    require_activation,
+)
 from yamame.normalization import RunningNormalizer
 
 
@@ -32,7 +41,7 @@ class MLPTimestepEncoder(TensorDictModuleBase):
 
     Vectors are cast to float32, flattened, concatenated and normalised. The embeddings of inputs
     with an encoder of their own follow, and then the embedding of the goal. They pass
-    ``num_layers`` hidden layers with LeakyReLU, a linear output and LayerNorm.
+    ``num_layers`` hidden layers, a linear output and LayerNorm.
 
     Args:
         in_sizes: Flat size of each vector key, in order, or an object with the attribute ``size``.
@@ -45,6 +54,8 @@ class MLPTimestepEncoder(TensorDictModuleBase):
         out_size: Size E of the features.
         num_layers: Number of hidden layers.
         normalize: Normalise vectors by running statistics (`RunningNormalizer`).
+        clip: Largest magnitude of a normalised number.
+        activation: Activation of the hidden layers (`yamame.checks.Activation`).
         goal_key: Key of the instruction.
         mask_key: Key of the mask of real timesteps.
         out_key: Key of the features.
@@ -74,6 +85,8 @@ class MLPTimestepEncoder(TensorDictModuleBase):
         out_size: PositiveInt = 64,
         num_layers: NumLayers = 2,
         normalize: bool = True,
+        clip: PositiveFloat = 10.0,
+        activation: Activation = "leaky_relu",
         goal_key: NestedKey = "goal",
         mask_key: NestedKey = "mask",
         out_key: NestedKey = "features",
@@ -103,7 +116,7 @@ class MLPTimestepEncoder(TensorDictModuleBase):
         self.out_features = out_size
 
         width = sum(self.in_sizes.values())
-        self.normalizer = RunningNormalizer(width) if normalize and width > 0 else None
+        self.normalizer = RunningNormalizer(width, clip=clip) if normalize and width > 0 else None
         parts = {f"encoders[{key!r}]": module for key, module in encoders.items()}
         if goal_encoder is not None:
             parts["goal_encoder"] = goal_encoder
@@ -114,7 +127,11 @@ class MLPTimestepEncoder(TensorDictModuleBase):
             require(owner, f"{name}.out_features", out_features, is_int, "be an int")
             width += out_features
         self.mlp = MLP(
-            width, out_size, depth=num_layers, num_cells=hidden_size, activation_class=nn.LeakyReLU
+            width,
+            out_size,
+            depth=num_layers,
+            num_cells=hidden_size,
+            activation_class=getattr(nn, require_activation(owner, activation)),
         )
         self.norm = nn.LayerNorm(out_size)
 

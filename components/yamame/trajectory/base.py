@@ -33,7 +33,7 @@ import inspect
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -45,7 +45,8 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
-from yamame.checks import Bounds, PositiveInt, check_bounds, require, require_choice
+from yamame.checks import Activation as Activation
+from yamame.checks import Bounds, PositiveInt, check_bounds, require, require_activation
 from yamame.execution.capturing import NUM_SEGMENTS
 from yamame.rollouts import INIT_REMEDY, changes_trajectory
 from yamame.trajectory.steps import (
@@ -64,8 +65,6 @@ DropoutRate = Annotated[float, Bounds(least=0, below=1)]
 _STEPS_AHEAD = 16
 """Steps for which a memory on a device grows at once. Checking its length waits for the device."""
 
-Activation = Literal["leaky_relu", "gelu", "relu"]
-
 
 def activation_function(owner: str, name: Activation) -> Callable[[Tensor], Tensor]:
     """Return an activation by its name.
@@ -74,7 +73,7 @@ def activation_function(owner: str, name: Activation) -> Callable[[Tensor], Tens
         owner: Class named in the error.
         name: Name of the activation.
     """
-    require_choice(owner, "activation", name, get_args(Activation))
+    require_activation(owner, name)
     function: Callable[[Tensor], Tensor] = getattr(F, name)
     return function
 

@@ -1,10 +1,11 @@
 """Positions of timesteps in their episode, as numbers that a network can use.
 
-`Sinusoids` are added to the features or rotate queries and keys (`rotate`). They are functions of
-``step_index``, never of the place in a sequence, so a window cut anywhere out of an episode is
-encoded as it was while acting.
+`Sinusoids` and `Float32Sinusoids` are added to the features or rotate queries and keys (`rotate`).
+They are functions of ``step_index``, never of the place in a sequence, so a window cut anywhere out
+of an episode is encoded as it was while acting.
 """
 
+import math
 from functools import cache
 from typing import Any
 
@@ -74,6 +75,45 @@ class Sinusoids(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         tables = _tables(state["size"])
         super().__setstate__({**state, "_tables": tables})
+
+
+class Float32Sinusoids(nn.Module):
+    """Interleaved sines and cosines of ``step_index * frequencies``, with the products in float32.
+
+    int64 ``[*] -> [*, size]`` float32, for indices below 2^24. The angles are off by about 1e-7 of
+    the index. Networks that were trained on such numbers, as AMAGO's, compute with them exactly
+    what they learned.
+
+    Args:
+        size: Number of values per index, even.
+
+    Attributes:
+        frequencies: ``[size / 2]`` float32, part of the state: its last bit depends on the formula.
+
+    Raises:
+        ArgumentError: ``size`` is odd or not positive.
+
+    >>> Float32Sinusoids(2)(torch.tensor([0, 1]))
+    tensor([[0.0000, 1.0000],
+            [0.8415, 0.5403]])
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        fits = size >= 2 and size % 2 == 0
+        require("Float32Sinusoids", "size", size, fits, "be even and positive")
+        self.size = size
+        even = torch.arange(0, size, 2, dtype=torch.float32)
+        frequencies = torch.exp(even * -(math.log(_BASE) / size))
+        self.register_buffer("frequencies", frequencies)
+
+    def forward(self, step_index: Tensor) -> Tensor:
+        """Return the values of every index: int64 ``[*] -> [*, size]``."""
+        angle = step_index.float().unsqueeze(-1) * self.frequencies.float()  # [*, size / 2]
+        pairs = torch.stack((angle.sin(), angle.cos()), -1)
+        return pairs.flatten(-2)
 
 
 def _halves(sinusoids: Tensor) -> tuple[Tensor, Tensor]:

@@ -41,10 +41,11 @@ from yamame.trajectory.base import (
     activation_function,
 )
 from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
-from yamame.trajectory.positions import Sinusoids, rotate
+from yamame.trajectory.positions import Float32Sinusoids, Sinusoids, rotate
 from yamame.trajectory.sigma import SigmaReparamLinear, iterate_together, power_iteration
 
 Positions = Literal["sinusoidal", "learned", "rotary"]
+PositionPrecision = Literal["float64", "float32"]
 
 
 class TransformerLayer(nn.Module):
@@ -140,9 +141,11 @@ class TransformerEncoder(TrajectoryEncoder):
         num_heads: Number of attention heads; divides ``d_model``.
         num_layers: Number of layers.
         ff_factor: Hidden size of the feed-forward part, in multiples of ``d_model``.
+        d_ff: Hidden size of the feed-forward part, in place of ``ff_factor``; None to use that.
         dropout: Dropout probability on the embedded input and on every feed-forward branch, in
             [0, 1).
-        activation: Activation of the feed-forward parts: ``leaky_relu``, ``gelu`` or ``relu``.
+        activation: Activation of the feed-forward parts: ``leaky_relu``, ``gelu``, ``relu`` or
+            ``mish``.
         context_length: Longest history, in timesteps, that the agent remembers while acting; older
             timesteps are forgotten. None: all, with a cache that grows.
         window: Number of latest timesteps that each layer attends to, the present one included.
@@ -154,6 +157,9 @@ class TransformerEncoder(TrajectoryEncoder):
             entries, which limits the length of an episode, is added. ``rotary``: queries and keys
             are rotated. See `yamame.trajectory.positions.Sinusoids`.
         num_positions: Size of the learnt table, only with ``positions=learned``; else None.
+        position_precision: Precision of the angles of sines and cosines. ``float64``: exact in
+            float32. ``float32``: as AMAGO's code computes them, off by about 1e-7 of
+            ``step_index``; see `yamame.trajectory.positions.Float32Sinusoids`.
         norm_attention: Whether to apply LayerNorm after attention (NormFormer, arXiv 2110.09456).
         norm_feedforward: Whether to apply LayerNorm after the activation (NormFormer).
         head_scaling: Whether to learn one factor per head (NormFormer).
@@ -183,6 +189,7 @@ class TransformerEncoder(TrajectoryEncoder):
         num_heads: PositiveInt = 8,
         num_layers: NumLayers = 1,
         ff_factor: PositiveInt = 2,
+        d_ff: PositiveInt | None = None,
         dropout: DropoutRate = 0.0,
         activation: Activation = "leaky_relu",
         context_length: PositiveInt | None = 1024,
@@ -190,6 +197,7 @@ class TransformerEncoder(TrajectoryEncoder):
         sinks: NonNegativeInt = 0,
         positions: Positions = "sinusoidal",
         num_positions: PositiveInt | None = None,
+        position_precision: PositionPrecision = "float64",
         norm_attention: bool = True,
         norm_feedforward: bool = True,
         head_scaling: bool = True,
@@ -204,25 +212,24 @@ class TransformerEncoder(TrajectoryEncoder):
         super().__init__(in_features, d_model, context_length=exact_length, keys=keys)
         self.limit_memory(capacity, "context_length or window")
         self.num_heads = num_heads
-        self.window = window
-        self.sinks = sinks
-        self.capacity = capacity
+        self.window, self.sinks, self.capacity = window, sinks, capacity
         self.checkpoint_layers = checkpoint_layers
         if checkpoint_layers:
-            # checkpoint() copies the state of the random generator to the host, which a CUDA graph
-            # cannot capture.
+            # checkpoint() copies the random state to the host, which a CUDA graph cannot capture.
             self.capture_obstacle = "checkpoint_layers"
 
         self.embed = nn.Linear(in_features, d_model)
         self.rotary = positions == "rotary"
-        self.positions = _position_module(positions, num_positions, d_model, num_heads)
+        self.positions = _position_module(
+            positions, num_positions, d_model, num_heads, precision=position_precision
+        )
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList()
         for _ in range(num_layers):
             layer = TransformerLayer(
                 d_model,
                 num_heads,
-                d_ff=ff_factor * d_model,
+                d_ff=ff_factor * d_model if d_ff is None else d_ff,
                 dropout=dropout,
                 activation=activation,
                 norm_attention=norm_attention,
@@ -345,10 +352,16 @@ def _check_sizes(
 
 
 def _position_module(
-    positions: Positions, num_positions: int | None, d_model: int, num_heads: int
+    positions: Positions,
+    num_positions: int | None,
+    d_model: int,
+    num_heads: int,
+    *,
+    precision: PositionPrecision,
 ) -> nn.Module:
     owner = "TransformerEncoder"
     require_choice(owner, "positions", positions, get_args(Positions))
+    require_choice(owner, "position_precision", precision, get_args(PositionPrecision))
     if positions == "learned":
         condition = "be at least 1 for learned positions"
         require(owner, "num_positions", num_positions, num_positions is not None, condition)
@@ -362,4 +375,4 @@ def _position_module(
     if positions == "rotary":
         name, size = "d_model / num_heads", d_model // num_heads
     require(owner, name, size, size % 2 == 0, f"be even for {positions} positions")
-    return Sinusoids(size)
+    return Float32Sinusoids(size) if precision == "float32" else Sinusoids(size)

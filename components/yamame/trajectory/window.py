@@ -36,7 +36,7 @@ class WindowEncoder(TrajectoryEncoder):
         num_layers: Number of residual blocks.
         ff_factor: Hidden size of a block, in multiples of ``d_model``.
         dropout: Dropout probability after every activation, in [0, 1).
-        activation: Activation of all hidden layers: ``leaky_relu``, ``gelu`` or ``relu``.
+        activation: Activation of all hidden layers: ``leaky_relu``, ``gelu``, ``relu`` or ``mish``.
         keys: Keys to read and write; None for the defaults.
 
     Raises:

@@ -38,7 +38,8 @@ class RSMEncoder(SegmentEncoder):
         ff_factor: Hidden size of the feed-forward part, in multiples of ``d_model``.
         dropout: Dropout probability on the embedded input and on every feed-forward branch, in
             [0, 1).
-        activation: Activation of the feed-forward parts: ``leaky_relu``, ``gelu`` or ``relu``.
+        activation: Activation of the feed-forward parts: ``leaky_relu``, ``gelu``, ``relu`` or
+            ``mish``.
         segment_length: Timesteps C of a segment, which are seen as they were.
         num_slots: Number M of slots of the summary.
         residual: Whether to add to the summary instead of replacing it (RSM-R): an untrained

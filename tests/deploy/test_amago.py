@@ -1,0 +1,458 @@
+"""Agents of AMAGO 3.3 compute here what they computed there; what cannot be imported is refused."""
+
+import copy
+import os
+import pickle
+import re
+import shutil
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import yamame
+from safetensors.torch import load_file, save_file
+from torchrl.modules import set_recurrent_mode
+from yamame.checks import UsageError
+from yamame.deploy import DeployedAgent
+from yamame.deploy.amago.gin import Unread, parse_gin
+from yamame.deploy.folder import write_folder
+
+sys.path.insert(0, str(Path(__file__).parent))
+import amago_recordings as recordings
+
+sys.path.pop(0)
+CASES = sorted(recordings.SPACES)
+TOLERANCE = recordings.TOLERANCE
+ACTOR = "actor.base.out_layer.weight"
+
+
+@cache
+def subject(case):
+    """The content of an imported agent's file; tests must not change it."""
+    return recordings.imported(case)
+
+
+@cache
+def computed(case):
+    """Outputs of an imported agent for the inputs of its recording: stepwise, memories, whole."""
+    agent = recordings.agent_of(subject(case))
+    columns = recordings.recorded(case)
+    return *recordings.stepwise(agent, columns), recordings.whole(agent, columns)
+
+
+def largest_error(found, wanted):
+    """Largest difference, relative where numbers are large."""
+    assert found.shape == wanted.shape
+    return float(((found - wanted).abs() / wanted.abs().clamp(min=1.0)).max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_of_500_steps_are_those_of_amago(case):
+    columns = recordings.recorded(case)
+    steps, _, _ = computed(case)
+    for name in ("policy", "normalized", "returns"):
+        assert columns[name].std() > 0.01
+        assert largest_error(steps[name], columns[name]) < TOLERANCE, name
+    assert largest_error(steps["context"][9::10], columns["context"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_whole_sequences_are_those_of_amago(case):
+    columns = recordings.recorded(case)
+    _, _, whole = computed(case)
+    for name, value in whole.items():
+        assert largest_error(value[9::10], columns[f"whole_{name}"]) < TOLERANCE, name
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("gru")])
+def test_hidden_states_are_those_of_amago(case):
+    columns = recordings.recorded(case)
+    _, memories, _ = computed(case)
+    for memory, hidden in zip(memories, columns["hidden"], strict=True):
+        assert largest_error(memory["hidden"], hidden.transpose(0, 1)) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("transformer")])
+def test_caches_are_those_of_amago(case):
+    """AMAGO's cache is in the order of time, and drops its first slot when it is full."""
+    columns = recordings.recorded(case)
+    _, memories, _ = computed(case)
+    memory = memories[-1]
+    for stream, length in enumerate(columns["lengths"].tolist()):
+        last = int(memory["position"][stream])
+        slots = [position % recordings.LENGTH for position in range(last - length, last)]
+        for name, other in (("keys", "keys"), ("values", "key_values")):
+            own = memory[name][stream][:, :, slots]  # [layers, H, S, d]
+            wanted = columns[other][:, stream, :length].transpose(1, 2)
+            assert largest_error(own, wanted) < TOLERANCE
+
+
+OTHER = [
+    ("transformer_discrete", "agent.probability_clip", None),
+    ("transformer_discrete", "encoder.context_length", recordings.LENGTH + 1),
+    ("transformer_box", "agent.critic.round_gammas", False),
+    ("transformer_box", "encoder.activation", "relu"),
+    ("transformer_box", "agent.critic.activation", "gelu"),
+    ("gru_discrete", "timestep_encoder.clip", 0.5),
+    ("gru_bits", "agent.probability_floor", 0.01),
+]
+
+
+@pytest.mark.parametrize(("case", "key", "value"), OTHER)
+def test_other_settings_compute_other_outputs(case, key, value):
+    """The negative control of the recordings: each of AMAGO's conventions shows in them."""
+    config = copy.deepcopy(subject(case).config)
+    *parents, name = key.split(".")
+    node = config
+    for parent in parents:
+        node = node[parent]
+    assert node[name] != value
+    node[name] = value
+    agent = recordings.agent_of(replace(subject(case), config=config))
+    columns = recordings.recorded(case)
+    steps, _ = recordings.stepwise(agent, columns)
+    names = ("policy", "normalized")
+    assert max(largest_error(steps[name], columns[name]) for name in names) > TOLERANCE
+
+
+def test_a_folder_acts_as_the_policy_and_says_where_it_is_from(tmp_path):
+    saved = subject("gru_discrete")
+    agent = yamame.load(write_folder(saved, tmp_path / "mine"), greedy=True)
+    columns = recordings.recorded("gru_discrete")
+    given = {}
+    for step in range(60):
+        observation = {key: columns[key][step, 0].numpy() for key in ("a", "b")}
+        action = int(agent.act(observation, **given))
+        # The recorded stream has executed other actions than the greedy ones.
+        assert action == int(columns["policy"][step, 0, -1].argmax()) or step
+        given = {"reward": 0.5}
+    assert agent.gammas == (0.9, 0.99, 0.999)
+    assert agent.gamma == 0.999
+    card = (tmp_path / "mine" / "README.md").read_text()
+    assert "AMAGO 3.3" in card
+    assert "trained by Yamame" not in card
+    loss = saved.config["agent"]["loss"]
+    assert (loss["reward_multiplier"], loss["target_tau"]) == (10.0, 0.003)
+
+
+def test_imported_weights_can_be_trained():
+    agent = recordings.agent_of(subject("transformer_discrete")).train()
+    columns = recordings.recorded("transformer_discrete")
+    place = (slice(40), slice(None))
+    entries = recordings.timesteps(agent, columns, place).transpose(0, 1).contiguous()
+    with set_recurrent_mode(True):
+        context = agent.encoder(entries)["context"]
+    policy = agent.action_space.distribution(agent.actor(context))
+    (policy.probs.square().sum() + agent.critic(context).square().sum()).backward()
+    without = [name for name, value in agent.named_parameters() if value.grad is None]
+    assert without == []
+
+
+# Files and folders.
+
+
+def state_folder(place, case="gru_bits"):
+    """A state as accelerate leaves it, in the folder of a run, with pickles that are never read."""
+    folder = place / "run" / "ckpts" / "training_states" / "run_epoch_3"
+    folder.mkdir(parents=True)
+    shutil.copy(recordings.FOLDER / case / "model.safetensors", folder)
+    shutil.copy(recordings.FOLDER / case / "config.txt", place / "run" / "ckpts")
+    for name in ("random_states_0.pkl", "custom_checkpoint_0.pkl", "optimizer.bin"):
+        (folder / name).write_bytes(pickle.dumps(Evil(place / "hacked")))
+    return folder
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def policy_file(place, case="gru_bits", change=dict):
+    """A file as AMAGO writes with torch.save."""
+    folder = place / "run" / "ckpts" / "policy_weights"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(recordings.FOLDER / case / "config.txt", folder.parent)
+    weights = load_file(recordings.FOLDER / case / "model.safetensors")
+    torch.save(change(weights), folder / "policy_epoch_3.pt")
+    return folder / "policy_epoch_3.pt"
+
+
+def prefixed(weights):
+    return {f"module.{name}": value for name, value in weights.items()}
+
+
+def halved(weights):
+    return {name: value.to(torch.bfloat16) for name, value in weights.items()}
+
+
+def test_all_files_of_a_run_give_the_same_agent(tmp_path):
+    expected = subject("gru_bits").weights
+    sources = [
+        state_folder(tmp_path / "a"),
+        policy_file(tmp_path / "b"),
+        policy_file(tmp_path / "c", change=prefixed),
+    ]
+    for source in sources:
+        found = recordings.imported("gru_bits", source).weights
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+    rounded = recordings.imported("gru_bits", policy_file(tmp_path / "d", change=halved)).weights
+    assert rounded["actor.mlp.0.weight"].dtype == torch.float32
+    assert not list(tmp_path.rglob("hacked"))
+
+
+def test_without_a_file_the_defaults_and_what_is_typed_count(tmp_path, capsys):
+    source = tmp_path / "policy.pt"
+    weights = load_file(recordings.FOLDER / "gru_bits" / "model.safetensors")
+    torch.save(weights, source)
+    with pytest.raises(UsageError, match=r"amago\.gin\.Multigammas\.continuous: .*2 numbers"):
+        recordings.imported("gru_bits", source)
+    typed = {"Multigammas": {"continuous": [0.9, 0.99]}}
+    found = recordings.imported("gru_bits", source, typed=typed)
+    assert "amago.config" in capsys.readouterr().err
+    expected = subject("gru_bits")
+    assert found.config["agent"]["gammas"] == expected.config["agent"]["gammas"]
+    assert all(torch.equal(found.weights[name], value) for name, value in expected.weights.items())
+
+
+def refused(case, *parts, source=None, **options):
+    with pytest.raises(UsageError) as caught:
+        recordings.imported(case, source, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, message
+
+
+TYPED = [
+    ("gru_discrete", {"Actor": {"activation": "adaptive"}}, "amago.gin.Actor.activation"),
+    ("gru_discrete", {"Actor": {"activation": 3}}, "amago.gin.Actor.activation"),
+    ("gru_discrete", {"Actor": {"depth": 3}}, "amago.gin.Actor.depth"),
+    ("gru_discrete", {"Aktor": {"activation": "relu"}}, "amago.gin.Aktor.activation"),
+    ("gru_discrete", {"FFTstepEncoder": {"hide_rl2s": True}}, "FFTstepEncoder.hide_rl2s"),
+    ("gru_discrete", {"FFTstepEncoder": {"norm": "rmsnorm"}}, "FFTstepEncoder.norm"),
+    ("gru_discrete", {"FFTstepEncoder": {"normalize_inputs": 1}}, "normalize_inputs"),
+    ("gru_discrete", {"FFTstepEncoder": {"specify_obs_keys": ["c"]}}, "specify_obs_keys"),
+    ("gru_discrete", {"FFTstepEncoder": {"specify_obs_keys": ["a"]}}, "env: must have"),
+    ("gru_discrete", {"Agent": {"gamma": 1.0}}, "Multigammas.discrete"),
+    ("gru_discrete", {"Agent": {"use_multigamma": False}}, "Agent.use_multigamma"),
+    ("gru_discrete", {"Agent": {"critic_type": "NCriticsTwoHot"}}, "Agent.critic_type"),
+    ("gru_discrete", {"GRUTrajEncoder": {"n_layers": 3}}, "GRUTrajEncoder.n_layers"),
+    ("gru_discrete", {"GRUTrajEncoder": {"norm": None}}, "GRUTrajEncoder.norm"),
+    ("transformer_box", {"TanhGaussian": {"std_low": 0.1}}, "TanhGaussian.std_low"),
+    ("transformer_box", {"Actor": {"continuous_dist_type": "GMM"}}, "continuous_dist_type"),
+    ("transformer_box", {"TformerTrajEncoder": {"pos_emb": "learnable"}}, "pos_emb"),
+    ("transformer_box", {"FlashAttention": {"window_size": [4, 0]}}, "FlashAttention.window_size"),
+]
+
+
+@pytest.mark.parametrize(("case", "typed", "part"), TYPED)
+def test_arguments_that_cannot_be_imported_are_named(case, typed, part):
+    refused(case, part, typed=typed)
+
+
+def test_a_transformer_needs_its_length():
+    refused("transformer_box", "amago.max_seq_len", max_seq_len=None)
+    assert subject("gru_bits").config["encoder"]["_target_"].endswith(".GRUEncoder")
+    assert recordings.imported("gru_bits", max_seq_len=None).weights.keys()
+
+
+def test_another_environment_is_refused():
+    place = recordings.environment("gru_discrete")
+    for case, part in (("transformer_discrete", "discrete, 3"), ("gru_bits", "bits, 3")):
+        with pytest.raises(UsageError, match=rf"env: must have actions .*{part}"):
+            yamame.deploy.import_amago(
+                recordings.FOLDER / case,
+                interface=place.interface,
+                config=place.config,
+                max_seq_len=4,
+            )
+
+
+GIN = [
+    ("Agent.gamma = 0.999", "Agent.gamma = @fn()", "Agent.gamma must"),
+    ("Actor.d_hidden = 16", "Actor.d_hidden = 17", "Actor.d_hidden must be 16"),
+    ("Actor.n_layers = 2", "Actor.rank = 3", "Actor.rank"),
+    ("PopArtLayer.beta = 0.0005", "MultiTaskAgent.gamma = 0.9", "MultiTaskAgent"),
+    ("Actor.n_layers = 2", "Actor.n_layers", "Class.argument = value"),
+    ("Actor.activation = 'leaky_relu'", "Actor.activation = " + "(" * 2000, "Actor.activation"),
+    ("Actor.activation = 'leaky_relu'", "Actor.activation = '\x1b[2J'", "Actor.activation"),
+    ("Actor.activation", "Actor.activation\udcff", "UTF-8"),
+    ("Actor.n_layers = 2", "#" * 2**19, "bytes"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "part"), GIN)
+def test_a_configuration_that_does_not_fit_is_named(tmp_path, old, new, part):
+    text = (recordings.FOLDER / "gru_discrete" / "config.txt").read_text()
+    assert old in text
+    config = tmp_path / "config.txt"
+    config.write_bytes(text.replace(old, new).encode(errors="surrogateescape"))
+    with pytest.raises(UsageError) as caught:
+        recordings.imported("gru_discrete", gin=config)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert part in message, message
+
+
+def test_a_missing_or_strange_configuration_is_refused(tmp_path):
+    refused("gru_bits", "amago.config", gin=tmp_path / "nowhere.txt")
+    (tmp_path / "link.txt").symlink_to("/etc/passwd")
+    refused("gru_bits", "link", gin=tmp_path / "link.txt")
+    os.mkfifo(tmp_path / "pipe.txt")
+    refused("gru_bits", "pipe", gin=tmp_path / "pipe.txt")
+
+
+def test_gin_is_read_and_not_executed(tmp_path):
+    text = f"""
+# Actor.activation = 'relu'
+import os
+A.b = __import__('os').mkdir('{tmp_path}/hacked')
+some/scope/amago.nets.A.c = \\
+    {{'x': [1,
+            2.5]}}
+A.d = @amago.Other()
+A.e = %MACRO
+"""
+    values = parse_gin(text, "it")
+    assert values["A.c"] == {"x": [1, 2.5]}
+    assert [type(values[name]) for name in ("A.b", "A.d", "A.e")] == [Unread] * 3
+    assert not list(tmp_path.iterdir())
+
+
+def without(name):
+    return lambda weights: {k: v for k, v in weights.items() if not k.startswith(name)}
+
+
+def with_tensor(name, value):
+    return lambda weights: {**weights, name: value}
+
+
+def with_object(weights):
+    return {**weights, "actor.extra": Evil("hacked")}
+
+
+WEIGHTS = [
+    (without("popart"), "popart.mu"),
+    (without("traj_encoder"), "IdentityTrajEncoder"),
+    (without("tstep_encoder.out_norm"), "out_norm"),
+    (with_tensor("actor.extra", torch.ones(2)), "actor.extra"),
+    (with_tensor(ACTOR, torch.ones(2, 2)), ACTOR),
+    (with_tensor(ACTOR, torch.full((9, 16), torch.nan)), ACTOR),
+    (with_tensor(ACTOR, torch.ones(9, 16, dtype=torch.int64)), ACTOR),
+    (with_tensor(ACTOR, torch.ones(1, 1).expand(2**24, 2**14)), "policy_epoch_3.pt"),
+    (with_tensor("popart.mu", torch.ones(0, 1)), "popart.mu"),
+    (with_tensor("tstep_encoder.cnn.conv1.weight", torch.ones(1)), "CNNTstepEncoder"),
+    (with_tensor("traj_encoder.mambas.0.x", torch.ones(1)), "MambaTrajEncoder"),
+    (with_tensor("critics.net.output_layer.weight", torch.ones(2, 16, 5)), "output_layer"),
+    (with_tensor("\x1b[2J", torch.ones(1)), "belongs to no part"),
+    (with_object, "policy_epoch_3.pt"),
+    (lambda weights: [weights], "policy_epoch_3.pt"),
+    (lambda weights: {3: torch.ones(1)}, "policy_epoch_3.pt"),
+    (lambda weights: {}, "tstep_encoder"),
+]
+
+
+@pytest.mark.parametrize(("change", "part"), WEIGHTS)
+def test_strange_weights_are_refused_in_one_line(tmp_path, monkeypatch, change, part):
+    monkeypatch.chdir(tmp_path)
+    source = policy_file(tmp_path, change=change)
+    before = sorted(tmp_path.rglob("*"))
+    refused("gru_bits", part, source=source)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_two_hot_critics_are_refused(tmp_path):
+    def change(weights):
+        last = weights["critics.net.output_layer.weight"]
+        bias = weights["critics.net.output_layer.bias"]
+        wider = {
+            "critics.net.output_layer.weight": last.repeat(1, 1, 9),
+            "critics.net.output_layer.bias": bias.repeat(1, 1, 1, 9),
+        }
+        return {**weights, **wider}
+
+    refused("gru_bits", "NCriticsTwoHot", source=policy_file(tmp_path, change=change))
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def as_text(file):
+    file.write_text("no weights")
+
+
+def as_pickle(file):
+    file.write_bytes(pickle.dumps(Evil(file.parent / "hacked")))
+
+
+def as_link(file):
+    target = file.parent.parent / "elsewhere.pt"
+    file.rename(target)
+    file.symlink_to(target)
+
+
+def as_pipe(file):
+    file.unlink()
+    os.mkfifo(file)
+
+
+def as_nothing(file):
+    file.unlink()
+
+
+def as_empty_folder(file):
+    file.unlink()
+    file.mkdir()
+
+
+DAMAGES = (cut, as_text, as_pickle, as_link, as_pipe, as_nothing, as_empty_folder)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_and_hostile_files_are_refused_in_one_line(tmp_path, damage):
+    source = policy_file(tmp_path)
+    damage(source)
+    before = sorted(tmp_path.rglob("*"))
+    refused("gru_bits", source.name, source=source)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("damage", [cut, as_text, as_pipe, as_link])
+def test_damaged_states_are_refused_in_one_line(tmp_path, damage):
+    folder = state_folder(tmp_path)
+    damage(folder / "model.safetensors")
+    refused("gru_bits", "model.safetensors", source=folder)
+
+
+def test_any_damage_of_a_file_is_told_in_one_line(tmp_path):
+    """Bytes are changed all over a file; it is imported as it is, or refused."""
+    whole = policy_file(tmp_path).read_bytes()
+    generator = torch.Generator().manual_seed(0)
+    for trial in range(30):
+        content = bytearray(whole)
+        places = torch.randint(len(content), (20,), generator=generator).tolist()
+        for place in places:
+            content[place] ^= 1 << (trial % 8)
+        source = tmp_path / "run" / "ckpts" / "policy_weights" / f"{trial}.pt"
+        source.write_bytes(bytes(content))
+        with suppress(UsageError):
+            assert recordings.imported("gru_bits", source).weights
+            continue
+        with pytest.raises(UsageError, match=re.escape(source.name)):
+            recordings.imported("gru_bits", source)
+
+
+def test_a_saved_folder_of_safetensors_without_metadata_is_read(tmp_path):
+    weights = load_file(recordings.FOLDER / "gru_bits" / "model.safetensors")
+    save_file(weights, tmp_path / "other.safetensors")
+    shutil.copy(recordings.FOLDER / "gru_bits" / "config.txt", tmp_path)
+    found = recordings.imported("gru_bits", tmp_path / "other.safetensors")
+    assert DeployedAgent(found).gammas[-1] == 0.999
