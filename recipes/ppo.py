@@ -35,6 +35,7 @@ from yamame.collectors import EpisodeCollector
 from yamame.replay import OnPolicyBuffer, minibatches
 from yamame.runs import build
 from yamame.runs.callbacks import Callback
+from yamame.runs.curriculum import follow_curriculum, observed
 from yamame.runs.discounts import with_gammas
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
@@ -50,7 +51,8 @@ def train(cfg: PPOConfig, callbacks: Sequence[Callback] = ()) -> float:
     require_setting("relabel.strategy", strategy, not build.relabels(cfg), condition, remedy=remedy)
     with Run(cfg, callbacks=callbacks) as run:
         seed_everything(cfg.seed)
-        env = run.closing(build.build_env(cfg, num_envs=cfg.schedule.num_envs, seed=cfg.seed))
+        env = build.build_env(cfg, num_envs=cfg.schedule.num_envs, seed=cfg.seed)
+        env = run.closing(follow_curriculum(run, env, seed=cfg.seed))
         held_out = run.closing(held_out_env(cfg))
         agent = build.build_agent(with_gammas(run, env), env)
         check_context(agent, env)
@@ -58,7 +60,8 @@ def train(cfg: PPOConfig, callbacks: Sequence[Callback] = ()) -> float:
         learner = build.build_learner(cfg, agent, guard=run.guard, fall=annealing(run))
         packing = Compose(*build.build_packing(cfg, build.longest_episode(env)))
         episodes = OnPolicyBuffer()
-        collector = EpisodeCollector(env, policy, episodes)
+        replay = observed(run, env, episodes, learner)
+        collector = EpisodeCollector(env, policy, replay)
         # The buffer is no component: it is empty whenever a checkpoint is written.
         components = {"agent": agent, **learner.components(), "collector": collector}
         evaluated = build.evaluated_policy(agent, learner)

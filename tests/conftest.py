@@ -9,10 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from packaging.version import Version
 
 # Before anything imports torch: tests are small, and threads that wait for each other take longer
 # than one.
@@ -34,6 +36,9 @@ def pytest_collection_finish() -> None:
 def _skip_if_missing(message: str) -> None:
     missing = re.search(r"the package (\w+) must be installed, run: pip install", message)
     if missing and importlib.util.find_spec(missing.group(1)) is None:
+        pytest.skip(message)
+    older = re.search(r"(\w+) ([\d.]+) or later must be installed, run: pip install", message)
+    if older and Version(version(older.group(1))) < Version(older.group(2)):
         pytest.skip(message)
 
 

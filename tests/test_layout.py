@@ -58,9 +58,10 @@ SHARED_WITH_ENVS = {
     "yamame.actions",
     "yamame.spaces",
     "yamame.transforms",
+    "yamame.curriculum",
 }
-"""What environments may import of yamame: the format, what instructions and actions are, and how
-spaces are read.
+"""What environments may import of yamame: the format, what instructions and actions are, how spaces
+are read, and who chooses tasks.
 """
 GYMNASIUM = ("gymnasium", "cloudpickle")  # Gymnasium itself needs the latter
 SHARED_WITH_COMPONENTS = {"yamame.files.paths", "yamame.files.schema"}

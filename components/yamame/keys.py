@@ -117,6 +117,13 @@ ENTRIES = (
     ),
     # Tasks and outcomes.
     Entry("task_seed", "(1)", "int64", "seed of the task", is_reserved=True),
+    Entry(
+        "played_seed",
+        "(1)",
+        "int64",
+        "seed of the task that is played, with a curriculum",
+        is_reserved=True,
+    ),
     Entry("success", "(1)", "bool", "True if the whole task is done", is_reserved=True),
     Entry(
         "aborted",

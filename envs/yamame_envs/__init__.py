@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from yamame_envs.bandits import Bandits as Bandits
     from yamame_envs.base import BatchedEnv as BatchedEnv
     from yamame_envs.context import ContextEnv as ContextEnv
+    from yamame_envs.curriculum import CurriculumEnv as CurriculumEnv
     from yamame_envs.darkroom import DarkKeyDoor as DarkKeyDoor
     from yamame_envs.delivery import PackageDelivery as PackageDelivery
     from yamame_envs.frozenlake import MetaFrozenLake as MetaFrozenLake
@@ -50,6 +51,7 @@ _HOMES = {
     "BatchedEnv": "yamame_envs.base",
     "ContextEnv": "yamame_envs.context",
     "Crafter": "yamame_envs.suites.crafter",
+    "CurriculumEnv": "yamame_envs.curriculum",
     "DarkKeyDoor": "yamame_envs.darkroom",
     "GoalEnv": "yamame_envs.goal_env",
     "Gym": "yamame_envs.adapters.gym",

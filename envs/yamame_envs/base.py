@@ -96,11 +96,6 @@ class BatchedEnv(ContextEnv):
     # Set when `check_split` has found enough tasks.
     _is_split = False
 
-    @classmethod
-    def _choose(cls, split: Split) -> Split:
-        require_choice(cls.__name__, "split", split, get_args(Split))
-        return split
-
     def hold_out(self, split: Split, split_by: str | None = None) -> None:
         """Set the side of the split and the identity of tasks.
 
@@ -116,7 +111,8 @@ class BatchedEnv(ContextEnv):
         Raises:
             ArgumentError: There is no such side or identity.
         """
-        self.split = self._choose(split)
+        require_choice(self.label, "split", split, get_args(Split))
+        self.split = split
         if not self.identities:
             return
         require_choice(self.label, "split_by", split_by, tuple(self.identities))
@@ -307,6 +303,11 @@ class BatchedEnv(ContextEnv):
         self.env_state.episodes = episodes
         self._queue.clear()
         self._room = 0
+
+    def choose_tasks(self, choose: Callable[[Tensor], Tensor] | None) -> None:
+        """Play the tasks of chosen seeds from the next episode on, see `TaskQueue.choose`."""
+        self._queue.choose = choose
+        self.number_episodes(self.env_state.streams, self.env_state.episodes)
 
     def reserve(self, num_steps: int) -> bool:
         """Draw tasks in advance; see `ContextEnv.reserve`."""

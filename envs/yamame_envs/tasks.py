@@ -31,6 +31,8 @@ class TaskQueue:
         num_envs: Number of envs N.
 
     Attributes:
+        choose: Function from the seeds ``[R]`` of coming episodes to those of the tasks that they
+            play instead; None: they play their own.
         tasks: ``[N * depth, ...]``, a ring of slots per env: ``task_seed``, the drawn entries, and
             ``number``, the number of the episode.
     """
@@ -39,6 +41,7 @@ class TaskQueue:
         self._depth = max(_DEPTH, _BATCH // num_envs)
         # [N] on the CPU: the tasks of all episodes below this number are drawn.
         self._until: Tensor | None = None
+        self.choose: Callable[[Tensor], Tensor] | None = None
         self.tasks: Tensors = {}
 
     def clear(self) -> None:
@@ -108,6 +111,8 @@ class TaskQueue:
         number = numbers[env_id, ahead]
         slot = sent(env_id * self._depth + number % self._depth, device)
         seeds = fold(streams[env_id], number)
+        if self.choose is not None:
+            seeds = self.choose(seeds)
         drawn = {"number": number, "task_seed": seeds, **draw(seeds)}
         for name, value in drawn.items():
             if name not in self.tasks:

@@ -14,11 +14,14 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame.agent import policy as policy_module
 from yamame.execution.recorder import Compiled, CudaRecorder
 from yamame.trajectory import (
+    DeltaNetEncoder,
     GRUEncoder,
     LinearRecurrentEncoder,
+    LRUEncoder,
     LSTMEncoder,
     MemoEncoder,
     MemorylessEncoder,
+    MLSTMEncoder,
     RSMEncoder,
     TransformerEncoder,
     WindowEncoder,
@@ -40,6 +43,9 @@ ENCODERS = {
     "gru": partial(GRUEncoder, max_time_constant=1.0, hidden_size=8, num_layers=2, out_features=8),
     "lstm": partial(LSTMEncoder, hidden_size=8, num_layers=2, out_features=8),
     "linear_recurrent": partial(LinearRecurrentEncoder, d_model=8),
+    "lru": partial(LRUEncoder, d_model=8),
+    "mlstm": partial(MLSTMEncoder, d_model=8),
+    "deltanet": partial(DeltaNetEncoder, d_model=8),
     "rsm": partial(RSMEncoder, d_model=16, num_heads=2, num_layers=1, segment_length=8),
     "memo": partial(MemoEncoder, d_model=16, num_heads=2, num_layers=1, segment_length=4),
     "last_timesteps": partial(WindowEncoder, window=5, d_model=8),

@@ -17,7 +17,9 @@ from yamame.trajectory import GRUEncoder
 from yamame_envs import MazeRunner, Wind
 
 ENCODERS = sorted(
-    path.stem for path in (conf_dir() / "encoder").glob("*.yaml") if path.stem != "hf"
+    path.stem
+    for path in (conf_dir() / "encoder").glob("*.yaml")
+    if path.stem not in ("hf", "torchrl")
 )
 GRU = partial(GRUEncoder, hidden_size=8, out_features=8)
 

@@ -108,6 +108,7 @@ MISTAKES = [
     ),
     (("seed",), "seed: must be key=value, as seed=1"),
     (("encodr=gru",), "encodr: no such key, did you mean encoder"),
+    (("env.encoder=gru",), "env.encoder: no such key, did you mean encoder=gru?"),
     (("encoder=gruu",), "encoder=gruu: no such choice, did you mean gru?"),
     (("-m", "seed=0,1", "env.sizze=3"), "env.sizze: no such key, did you mean env.size?"),
     (("-m", "encoder=gru,lstmm"), "encoder=lstmm"),

@@ -17,6 +17,8 @@ WIDTHS = {
     "window": ("encoder.d_model=16", "encoder.window=4"),
     "memoryless": ("encoder.d_model=16",),
     "linear_recurrent": ("encoder.d_model=16",),
+    "lru": ("encoder.d_model=16",),
+    "deltanet": ("encoder.d_model=16",),
     "rsm": ("encoder.d_model=16", "encoder.num_heads=2", "encoder.segment_length=7"),
     "memo": ("encoder.d_model=16", "encoder.num_heads=2", "encoder.segment_length=7"),
 }

@@ -9,7 +9,10 @@ from yamame.deploy import DeployedAgent
 from yamame.evaluation import evaluate
 from yamame.evaluation.held_out import evaluation_mode, fresh_copy
 
-ENCODERS = ("transformer", "gru", "window", "memoryless", "linear_recurrent", "rsm", "memo")
+ENCODERS = (
+    *("transformer", "gru", "window", "memoryless", "linear_recurrent", "lru", "deltanet"),
+    *("rsm", "memo"),
+)
 
 
 def play_beside(

@@ -103,7 +103,8 @@ class Dice(BatchedEnv):
     identity = ("side",)
 
     def __init__(self, sides=60, split="all", **settings):
-        self._sides, self.split = sides, self._choose(split)
+        self._sides = sides
+        self.hold_out(split)
         super().__init__(
             num_envs=1, time_limit=3, action=Categorical(2), observations={}, seed=0, device="cpu"
         )

@@ -7,6 +7,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.data import Categorical
 from yamame.actions import ActionSpace
+from yamame.curriculum import TDErrors, advantages
 from yamame.heads import ActorHead, PopArt, make_value_head
 from yamame.losses import SequencePPOLoss
 from yamame.trajectory import GRUEncoder, TransformerEncoder
@@ -73,6 +74,20 @@ def test_advantages_and_targets_are_those_of_a_plain_loop(make_batch, discrete):
     )
     other = advantages_by_loop(batch, value, gamma=0.9, gae_lambda=0.9, multiplier=3.0)
     assert (other - expected).abs().max() > 0.01
+
+
+def test_errors_of_single_steps_sum_up_to_the_advantages(discrete, make_batch):
+    loss = make_ppo(discrete, gamma=0.9, gae_lambda=0.7, reward_multiplier=3.0, encoder="gru")
+    batch = make_batch(discrete)
+    # Errors are carried over neither the start of another episode nor an end.
+    batch["is_init"][:, 1:] = False
+    for name in ("terminated", "truncated"):
+        batch["next", name].zero_()
+    errors = loss.td_errors(batch)
+    td = TDErrors(errors, batch["mask"].squeeze(-1)[:, 1:], loss.acting_discount)
+    expected = loss.annotate(batch)["advantage"].squeeze(-1)[:, :-1]
+    torch.testing.assert_close(advantages(td, 0.7), expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(advantages(td, 0.9), expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("encoder", ["gru", "transformer"])

@@ -11,12 +11,14 @@ RUNS = [
     "env=active_tmaze env.length=8 agent=naive encoder=transformer_naive",
     "env=bandits env.time_limit=9 trials=none encoder=memo exploration=none evaluation.num_envs=3",
     "env=bandits env.time_limit=9 encoder=transformer_deep agent=amago_paper",
+    "env=bandits env.time_limit=9 encoder=ffm",
+    "env=bandits env.time_limit=9 encoder=mingru",
     "env=dark_key_to_door env.time_limit=9 encoder=rsm "
     "agent.loss.cloning_filter=exponential agent.loss.n_step=3",
     "env=frozenlake relabel=none encoder=gru agent.loss.discrete_gradient=straight_through",
-    "env=gym env.id=Blackjack-v1 encoder=gru",
+    "env=gym env.id=Blackjack-v1 encoder=deltanet",
     "env=gym env.id=Pendulum-v1 env.time_limit=5 trials=repeated agent=separate "
-    "exploration=gaussian",
+    "exploration=gaussian encoder=mlstm",
     "env=mazerunner env.time_limit=9 agent=amago relabel=rarity encoder=window "
     "exploration=bilevel goal_encoder=mlp",
     "env=mazerunner env.time_limit=9 "
@@ -32,13 +34,13 @@ RUNS = [
     "env=package_delivery env.time_limit=9 relabel=single_goal optimizer=adamw replay=disk "
     "collector=sync "
     "encoder=linear_recurrent timestep_encoder=mlp",
-    "env=tmaze env.length=8 agent=bc exploration=edges hardware=cpu optimizer=muon",
+    "env=tmaze env.length=8 agent=bc exploration=edges hardware=cpu optimizer=muon encoder=lru",
     "env=wind env.time_limit=9 agent.box_distribution=beta encoder=memoryless",
     "env=wind env.time_limit=9 agent=amago2 encoder=gru_selective callbacks=early_stopping",
     "env=xland env.size=6 env.trial_limit=9 encoder=gru",
     # Environments and encoders of other packages; nothing else is tested with these alone.
     *("env=crafter goal_encoder=token", "env=minigrid", "env=multi_domain", "env=popgym"),
-    *("env=tmaze encoder=hf", "env=tmaze encoder=mamba"),
+    *("env=tmaze encoder=hf", "env=tmaze encoder=mamba", "env=tmaze encoder=torchrl"),
     *("env=atari env.time_limit=40", "env=half_cheetah_vel env.time_limit=40"),
     "env=metaworld env.time_limit=20",
     *("env=anymdp env.num_actions=3 env.num_tasks=16 env.time_limit=20", "env=memory_gym"),

@@ -22,6 +22,7 @@ EXTRAS = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(
 WITHOUT_EXTRA = {
     "minihack": "pip install minihack==1.0.2 'setuptools<81'",
     "memory_gym": "pip install --no-deps memory-gym==1.0.2 && pip install pygame",
+    "torchrl": "pip install 'torchrl>=0.15'",
     "mamba": "pip install mamba-ssm causal-conv1d (needs CUDA)",
 }
 """Commands of packages that no extra can install beside the others."""

@@ -80,7 +80,8 @@ def summary(folder: Path) -> dict:
 
 def test_two_processes_share_one_run_out(tmp_path, components, run_forked):
     episodes = "schedule.learning_starts_episodes=10"
-    settings = (str(TRAIN), *TINY, "budget.env_steps=384", episodes, "resume=auto")
+    plr = ("curriculum=plr", "curriculum.min_seeds=2")
+    settings = (str(TRAIN), *TINY, *plr, "budget.env_steps=384", episodes, "resume=auto")
     done = run_forked(SHARED, *settings, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("runs/a/summary.json") == 1
@@ -94,6 +95,13 @@ def test_two_processes_share_one_run_out(tmp_path, components, run_forked):
     assert saved["replay"].keys() == saved["rng"].keys() == {"0", "1"}
     assert not torch.equal(saved["rng"]["0"]["torch_cpu"], saved["rng"]["1"]["torch_cpu"])
     assert saved["progress"]["env_steps"] == 384
+    # Each process has a table of its own.
+    first, second = (
+        set(saved["collector"][rank]["env"]["curriculum"]["table"]["seed"].tolist())
+        for rank in ("0", "1")
+    )
+    assert min(len(first), len(second)) > 2
+    assert not first & second
     assert {path.name for path in (tmp_path / "runs/a/replay").iterdir()} == {"rank0", "rank1"}
     again = run_forked(SHARED, *settings, cwd=tmp_path)
     assert again.returncode == 0, again.stderr

@@ -422,6 +422,7 @@ WRONG_KINDS = {
     "env": "yamame.trajectory.GRUEncoder",
     "evaluation": "yamame_envs.Gym",
     "trials": "yamame_envs.Gym",
+    "curriculum": "yamame.curriculum.ObservedReplay",
     "workers": "yamame_envs.Gym",
     "timestep_encoder": "yamame.timestep.ImageEncoder",
     "goal_encoder": "yamame.timestep.MLPTimestepEncoder",

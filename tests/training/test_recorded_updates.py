@@ -218,6 +218,8 @@ def test_a_recorded_update_needs_no_data_and_nothing_of_the_host(monkeypatch, ov
         ["encoder=gru"],
         ["encoder=lstm"],
         ["encoder=linear_recurrent"],
+        ["encoder=lru"],
+        ["encoder=deltanet"],
         ["encoder=memoryless"],
         ["encoder=window"],
     ],
@@ -229,7 +231,8 @@ def test_off_the_cpu_an_ordinary_update_reads_nothing_back_before_the_guard_does
     with pytest.raises(RuntimeError, match="meta"):
         learner.guard.accepts({"loss": metrics["loss"]})
     if not any(
-        name in " ".join(overrides) for name in ("linear_recurrent", "memoryless", "=window")
+        name in " ".join(overrides)
+        for name in ("linear_recurrent", "lru", "deltanet", "memoryless", "=window")
     ):
         with pytest.raises(RuntimeError, match="meta"):
             learner._gradients(batch.exclude("num_segments"))

@@ -14,8 +14,10 @@ from torchrl.modules import set_recurrent_mode
 from torchrl.objectives import LossModule
 from yamame.testing import check_trajectory_encoder
 from yamame.trajectory import (
+    DeltaNetEncoder,
     GRUEncoder,
     LinearRecurrentEncoder,
+    LRUEncoder,
     LSTMEncoder,
     MemoEncoder,
     MemorylessEncoder,
@@ -36,6 +38,8 @@ MAKE = {
     "gru": lambda **kw: GRUEncoder(3, hidden_size=8, num_layers=2, out_features=8, **kw),
     "lstm": lambda **kw: LSTMEncoder(3, hidden_size=8, num_layers=2, out_features=8, **kw),
     "linear_recurrent": lambda **kw: LinearRecurrentEncoder(3, d_model=8, **kw),
+    "lru": lambda **kw: LRUEncoder(3, d_model=8, **kw),
+    "deltanet": lambda **kw: DeltaNetEncoder(3, d_model=8, num_layers=1, **kw),
     "rsm": lambda **kw: RSMEncoder(3, d_model=8, num_heads=2, dropout=0.0, segment_length=4, **kw),
     "memo": lambda **kw: MemoEncoder(
         3, d_model=8, num_heads=2, dropout=0.0, segment_length=4, jitter=0.0, **kw

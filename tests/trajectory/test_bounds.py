@@ -5,13 +5,17 @@ import math
 import pytest
 from yamame.checks import ArgumentError, Bounds, bounds_of
 from yamame.trajectory import (
+    DeltaNetEncoder,
+    FFMEncoder,
     GRUEncoder,
     HFEncoder,
     LinearRecurrentEncoder,
+    LRUEncoder,
     LSTMEncoder,
     MambaEncoder,
     MemoEncoder,
     MemorylessEncoder,
+    MLSTMEncoder,
     RSMEncoder,
     SigmaReparamLinear,
     TrajectoryEncoder,
@@ -28,6 +32,7 @@ CELLS = {
     "max_time_constant",
     "gate_gain",
 }
+RECURRENT = BLOCKS | {"ff_factor", "max_time_constant"}
 SEGMENTS = BLOCKS | {"num_heads", "ff_factor", "dropout", "segment_length", "num_slots", "jitter"}
 BOUNDED = {
     TrajectoryEncoder: {"in_features", "out_features", "context_length"},
@@ -35,7 +40,11 @@ BOUNDED = {
     | {"num_heads", "ff_factor", "dropout", "context_length", "window", "sinks", "num_positions"},
     GRUEncoder: CELLS,
     LSTMEncoder: CELLS,
-    LinearRecurrentEncoder: BLOCKS | {"ff_factor", "max_time_constant"},
+    LinearRecurrentEncoder: RECURRENT | {"expansion"},
+    LRUEncoder: RECURRENT | {"max_phase"},
+    FFMEncoder: RECURRENT | {"num_traces", "num_contexts"},
+    MLSTMEncoder: RECURRENT | {"num_heads"},
+    DeltaNetEncoder: RECURRENT | {"num_heads"},
     MemorylessEncoder: BLOCKS | {"ff_factor", "dropout"},
     WindowEncoder: BLOCKS | {"ff_factor", "dropout", "window"},
     RSMEncoder: SEGMENTS,
@@ -86,7 +95,17 @@ def test_limits_themselves_are_allowed(kind: type) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [TransformerEncoder, LinearRecurrentEncoder, MemorylessEncoder, WindowEncoder, RSMEncoder],
+    [
+        TransformerEncoder,
+        LinearRecurrentEncoder,
+        LRUEncoder,
+        FFMEncoder,
+        MLSTMEncoder,
+        DeltaNetEncoder,
+        MemorylessEncoder,
+        WindowEncoder,
+        RSMEncoder,
+    ],
 )
 def test_an_unknown_activation_is_refused(kind: type) -> None:
     with pytest.raises(ArgumentError, match=r"'leaky_relu', .*, got 'swish'") as raised:

@@ -7,11 +7,15 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 from yamame.trajectory import (
+    DeltaNetEncoder,
+    FFMEncoder,
     GRUEncoder,
     LinearRecurrentEncoder,
+    LRUEncoder,
     LSTMEncoder,
     MemoEncoder,
     MemorylessEncoder,
+    MLSTMEncoder,
     RSMEncoder,
     TransformerEncoder,
     WindowEncoder,
@@ -27,6 +31,10 @@ ENCODERS = {
     "gru": lambda: GRUEncoder(3, hidden_size=8, num_layers=2, out_features=8),
     "lstm": lambda: LSTMEncoder(3, hidden_size=8, num_layers=2, out_features=8),
     "linear recurrence": lambda: LinearRecurrentEncoder(3, d_model=8),
+    "lru": lambda: LRUEncoder(3, d_model=8),
+    "ffm": lambda: FFMEncoder(3, d_model=8, num_layers=1),
+    "mlstm": lambda: MLSTMEncoder(3, **SMALL),
+    "deltanet": lambda: DeltaNetEncoder(3, **SMALL),
     "rsm": lambda: RSMEncoder(3, **SMALL, segment_length=3),
     "memo": lambda: MemoEncoder(3, **SMALL, segment_length=3),
     "window": lambda: WindowEncoder(3, window=4, d_model=8),

@@ -2,16 +2,21 @@
 
 import pytest
 import torch
+import torchrl.modules
 from hydra import compose, initialize_config_dir
 from yamame import conf_dir
 from yamame.cli.nodes import instantiate
 from yamame.testing import check_trajectory_encoder
 
 NEED_CUDA = {"mamba"}
+NEED_TORCHRL = set() if hasattr(torchrl.modules, "CausalTransformer") else {"torchrl"}
+"""Choices that need a newer TorchRL than is installed."""
 ENCODERS = sorted(path.stem for path in (conf_dir() / "encoder").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("choice", [name for name in ENCODERS if name not in NEED_CUDA])
+@pytest.mark.parametrize(
+    "choice", [name for name in ENCODERS if name not in NEED_CUDA | NEED_TORCHRL]
+)
 def test_every_encoder_on_the_command_line_keeps_the_laws(choice, skip_if_missing):
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         node = compose("train", overrides=[f"encoder={choice}"]).encoder
@@ -25,7 +30,7 @@ def test_every_encoder_on_the_command_line_keeps_the_laws(choice, skip_if_missin
 
 
 def test_those_that_are_left_out_exist():
-    assert set(ENCODERS) > NEED_CUDA
+    assert set(ENCODERS) > NEED_CUDA | NEED_TORCHRL
 
 
 def test_choices_that_are_variants_differ_in_what_they_say():

@@ -4,7 +4,7 @@
 
 import pytest
 import torch
-from yamame.trajectory.scan import linear_scan
+from yamame.trajectory.scan import complex_product, complex_scan, linear_scan, polar
 
 
 def loop(decay: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -99,3 +99,28 @@ def test_the_number_of_dependent_steps_grows_with_the_root_of_the_length():
         counts.append(sum(event.name == "aten::addcmul_" for event in profile.events()))
     # Within chunks and between them: 9 + 9 and 99 + 99.
     assert counts == [18, 198]
+
+
+@pytest.mark.parametrize("length", [1, 4, 17, 101])
+def test_complex_states_are_those_of_a_loop_and_begin_at_every_start(length):
+    torch.manual_seed(0)
+    decay = polar(torch.rand(3), 6 * torch.rand(3))
+    values = torch.randn(2, length, 3, 2)
+    starts = torch.rand(2, length) < 0.1
+    starts[:, 0] = True
+    found = complex_scan(decay, values, starts)
+    state, states = torch.zeros(2, 3, 2), []
+    for t in range(length):
+        state = state.masked_fill(starts[:, t].view(-1, 1, 1), 0)
+        state = complex_product(decay, state) + values[:, t]
+        states.append(state)
+    assert torch.allclose(found, torch.stack(states, 1), atol=1e-5)
+
+
+def test_gradients_of_complex_states_agree_with_differences():
+    torch.manual_seed(0)
+    decay = polar(torch.rand(2).double(), torch.rand(2).double()).requires_grad_()
+    values = torch.randn(2, 11, 2, 2, dtype=torch.float64, requires_grad=True)
+    starts = torch.zeros(2, 11).bool()
+    starts[:, 0] = starts[1, 4] = True
+    assert torch.autograd.gradcheck(lambda *inputs: complex_scan(*inputs, starts), (decay, values))

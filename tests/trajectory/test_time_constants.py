@@ -4,7 +4,15 @@ timesteps.
 
 import pytest
 import torch
-from yamame.trajectory import GRUEncoder, LinearRecurrentEncoder, LSTMEncoder
+from yamame.trajectory import (
+    DeltaNetEncoder,
+    FFMEncoder,
+    GRUEncoder,
+    LinearRecurrentEncoder,
+    LRUEncoder,
+    LSTMEncoder,
+    MLSTMEncoder,
+)
 
 MAKERS = {
     "gru": lambda longest: GRUEncoder(4, hidden_size=32, out_features=8, max_time_constant=longest),
@@ -14,6 +22,10 @@ MAKERS = {
     "linear_recurrent": lambda longest: LinearRecurrentEncoder(
         4, d_model=32, max_time_constant=longest
     ),
+    "lru": lambda longest: LRUEncoder(4, d_model=32, max_time_constant=longest),
+    "ffm": lambda longest: FFMEncoder(4, d_model=32, max_time_constant=longest),
+    "mlstm": lambda longest: MLSTMEncoder(4, d_model=32, max_time_constant=longest),
+    "deltanet": lambda longest: DeltaNetEncoder(4, d_model=32, max_time_constant=longest),
 }
 
 

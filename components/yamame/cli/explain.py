@@ -24,7 +24,7 @@ from yamame.files.identity import key_of
 from yamame.system.messages import OutsideError, notes_of, one_line, shortened
 from yamame.system.user_code import UserCodeError
 
-REMOVABLE = ("debug", "experiment", "hardware", "trials")
+REMOVABLE = ("curriculum", "debug", "experiment", "hardware", "trials")
 """Groups that a recipe does without, so that ``~`` may take them away."""
 _REMEDIES = {
     errno.ENOSPC: "make room on its disk",
@@ -228,6 +228,10 @@ def _explain_key(key: str, line: CommandLine) -> str:
     # A group that is not in the defaults has to be added.
     if given and any((root / key).is_dir() for root in line.roots):
         return f"{key}: no such key, did you mean +{given[0]}?"
+    name = key.rpartition(".")[2]
+    if parent and given and any((root / name).is_dir() for root in line.roots):
+        choice = given[0].partition("=")[2]
+        return f"{key}: no such key, did you mean {name}={choice}?"
     # Free data accepts any key, but Hydra requires a plus for a new one.
     if parent.endswith("settings") or key.startswith("callbacks."):
         return f"{key}: no such key; a new one begins with a plus, as +{key}=...{got}"

@@ -397,6 +397,10 @@ class TrainConfig(TrainingConfig):
 
     agent: OffPolicyAgent
     schedule: TrainSchedule
+    # The group has no choice by default, so that the key may be absent.
+    curriculum: Target | None = None
+    """Choice of the tasks that training plays, by their seeds; null: every episode plays a new
+    one."""
     replay: Target
     """Replay buffer."""
     data: DataSettings
@@ -422,6 +426,9 @@ class PPOConfig(TrainingConfig):
     """Settings of `ppo`."""
 
     schedule: PPOSchedule
+    curriculum: Target | None = None
+    """Choice of the tasks that training plays, by their seeds; null: every episode plays a new
+    one."""
 
 
 class DistillConfig(TrainingConfig):

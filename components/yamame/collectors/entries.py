@@ -3,7 +3,7 @@
 A trajectory holds of a timestep every observation entry of the environment, except those that
 `yamame.keys` does not store and those that the policy writes itself (a recurrent state in the
 TensorDict); ``action``; ``("next", "reward" | "terminated" | "truncated")``; and
-``("next", "success")`` if the environment has it.
+``("next", "success")`` and ``("next", "played_seed")`` if the environment has them.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,8 @@ class StepEntries:
         for key in observed:
             if key not in unstored and not _is_state_of(policy, key):
                 self._observed.append(key)
-        self.outcomes = [key for key in ("success", "aborted") if key in observed]
+        outcomes = ("success", "aborted", "played_seed")
+        self.outcomes = [key for key in outcomes if key in observed]
         ends = ("reward", "done", "terminated", "truncated")
         # Keys of the next timestep, and of the same entries in a step.
         self._next_keys: dict[NestedKey, NestedKey] = {}

@@ -29,7 +29,7 @@ agent = yamame.load("{source}")
 action = agent.act(observation)
 action = agent.act(observation, reward=reward, done=done)
 ```"""
-_HIDDEN = {*CONTEXT, *RELABELLING, "success", "task_seed", "aborted"}
+_HIDDEN = {*CONTEXT, *RELABELLING, "success", "task_seed", "played_seed", "aborted"}
 """Entries of an environment that `DeployedAgent.act` does not take."""
 
 

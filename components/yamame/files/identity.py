@@ -56,6 +56,8 @@ ADDED = {
     "replay.held_out": 16,
     "exploration.anneal": 0.25,
     "timestep_encoder.images": "bytes",
+    "encoder.expansion": 1,
+    "encoder.positive": False,
     "schedule.compile": False,
     "collector.compile": False,
     "env.split": "all",

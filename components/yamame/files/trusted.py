@@ -55,16 +55,18 @@ class Kind:
 
 
 _WORKERS = Kind("yamame_envs", "yamame_envs.Workers")
+_WRAPPERS = ("HostedEnv", "RepeatedTrials", "CurriculumEnv")
 _TRACKER = "yamame.tracking.Tracker"
 _DATA = ("amago", "hdf5", "minari", "npz", "runs", "torchrl")
 
 KINDS = {
     "env": (
-        Kind("yamame_envs", "torchrl.envs.EnvBase", wrappers=("HostedEnv", "RepeatedTrials")),
+        Kind("yamame_envs", "torchrl.envs.EnvBase", wrappers=_WRAPPERS),
         _WORKERS,
     ),
     "evaluation": (_WORKERS,),
     "trials": (Kind("yamame_envs", "yamame_envs.RepeatedTrials"),),
+    "curriculum": (Kind("yamame.curriculum", "yamame.curriculum.Curriculum"),),
     "workers": (_WORKERS,),
     "timestep_encoder": (
         Kind(

@@ -46,7 +46,7 @@ from yamame.checks import (
     require,
 )
 from yamame.heads import PopArt
-from yamame.losses.sequence import DEPARTURE, SequenceLoss, check_size, encode
+from yamame.losses.sequence import ARRIVAL, DEPARTURE, SequenceLoss, check_size, encode
 
 _ANNOTATIONS = ("action_log_prob", "state_value", "advantage", "value_target")
 
@@ -232,6 +232,32 @@ class SequencePPOLoss(SequenceLoss):
         )
         is_valid = valid.unsqueeze(-1)
         return torch.where(is_valid, advantage, 0.0), torch.where(is_valid, target, 0.0)
+
+    @property
+    def acting_discount(self) -> float:
+        """Discount factor of the policy."""
+        return self.gamma
+
+    @torch.no_grad()
+    def td_errors(self, tensordict: TensorDictBase) -> Tensor:
+        """Compute the one-step errors of the values.
+
+        Args:
+            tensordict: Batch [B, L], or rollout [*, T].
+
+        Returns:
+            Target minus value, [B, T] float32 in units of multiplied rewards; 0 at invalid
+            transitions.
+        """
+        tensordict = self.packed(tensordict)
+        valid = self._joined(tensordict)
+        with self._acting():
+            context = encode(self.encoder, tensordict)[self.tensor_keys.context]
+            value = self.clipped.critic_network.module.to_returns(context).float().squeeze(-1)
+        later = torch.where(self._outcome(tensordict, "terminated"), 0.0, value[:, ARRIVAL])
+        reward = self.reward_multiplier * self._outcome(tensordict, "reward")
+        errors = reward + self.gamma * later - value[:, DEPARTURE]
+        return torch.where(valid, errors, 0.0)
 
     @torch.no_grad()
     def refresh(self, tensordict: TensorDictBase) -> None:

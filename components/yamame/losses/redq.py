@@ -256,7 +256,13 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             targets = None
             if self.critic_coeff > 0:
                 # Targets come first: they move the statistics that normalise the rest.
-                targets = self._td_targets(tensordict, all_actor_context, all_critic_context, valid)
+                targets = self._td_targets(
+                    tensordict, all_actor_context, all_critic_context, valid, n_step=self.n_step
+                )
+                if self.training:
+                    # Targets are computed with the statistics before this update, and normalised
+                    # with those after it (PopArt, arXiv 1602.07714).
+                    self.returns.update(targets, valid)
             taken, policy_values = self._taken_and_policy_values(critic_context, action, policy)
             if targets is not None:
                 output |= self._critic_loss(taken, targets, valid)
@@ -277,6 +283,48 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         output["entropy"] = masked_mean(acting.entropy(), valid)
         return TensorDict(output)
 
+    @property
+    def acting_discount(self) -> float:
+        """Discount factor of the policy that acts."""
+        return self.discounts[-1]
+
+    @torch.no_grad()
+    def td_errors(self, tensordict: TensorDictBase) -> Tensor:
+        """Compute the one-step errors of the mean of all critics, for the acting discount.
+
+        Unlike `forward`, it exchanges nothing with other ranks. It changes nothing in evaluation
+        mode (``loss.eval()``).
+
+        Args:
+            tensordict: Batch [B, L], or rollout [*, T].
+
+        Returns:
+            Target minus value of the taken action, [B, T] float32 in units of multiplied rewards; 0
+            at invalid transitions.
+
+        Raises:
+            ArgumentError: The loss has no critics, or does not train them.
+        """
+        trained = self.critic_coeff > 0
+        condition = "be positive, because td_errors needs critics that are trained"
+        require(type(self).__name__, "critic_coeff", self.critic_coeff, trained, condition)
+        tensordict = self.packed(tensordict)
+        valid = self._joined(tensordict)
+        actor_context, critic_context = self._contexts(self.encoder, tensordict)
+        targets = self._td_targets(tensordict, actor_context, critic_context, valid, n_step=1)
+
+        critics = self.critic_network
+        assert critics is not None
+        context = critic_context[:, DEPARTURE]
+        action = self._taken_actions(tensordict, valid)
+        if self.action_space.enumerable:
+            taken = pick_action(self._raw_values(critics, context), action)
+        else:
+            action = action.unsqueeze(-2).expand(-1, -1, len(self.discounts), -1)
+            taken = self._raw_values(critics, context, action)
+        errors = targets - self.returns.to_returns(taken).mean(dim=2)
+        return torch.where(valid, errors[..., -1], 0.0)
+
     @torch.no_grad()
     def _td_targets(
         self,
@@ -284,14 +332,17 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         actor_context: Tensor,
         critic_context: Tensor,
         valid: Tensor,
+        *,
+        n_step: int,
     ) -> Tensor:
-        """Compute targets [B, T, G] with the target heads, and update the value statistics.
+        """Compute targets [B, T, G] with the target heads.
 
         Args:
             tensordict: Batch [B, L].
             actor_context: [B, L, D], read by the actor.
             critic_context: [B, L, D], read by the critics.
             valid: Bool [B, T].
+            n_step: Largest number of rewards in a target.
         """
         next_actor_context, next_critic_context = self._arrival_contexts(
             tensordict, actor_context, critic_context
@@ -322,13 +373,9 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             next_value,
             gammas=self.gammas,
             valid=valid,
-            n_step=self.n_step,
+            n_step=n_step,
             reward_multiplier=self.reward_multiplier,
         )
-        if self.training:
-            # Targets are computed with the statistics before this update, and normalised with
-            # those after it (PopArt, arXiv 1602.07714).
-            self.returns.update(targets, valid)
         return targets
 
     def _taken_and_policy_values(

@@ -144,7 +144,7 @@ class SequenceLoss(LossModule):
         """
         keys = self.tensor_keys
         mask = _flat(tensordict, keys.mask)
-        valid = transition_mask(mask, _flat(tensordict, keys.is_init))
+        valid = self._joined(tensordict)
         # On other devices, reading the result would wait for the device. Without a valid transition
         # the loss is 0 / 0 there, and the guard skips the update.
         if valid.is_cpu and not capturing():
@@ -157,6 +157,11 @@ class SequenceLoss(LossModule):
         too_large = reward.isfinite() & (reward.abs() > LARGEST)
         usable = valid & ~too_large
         return torch.where(usable.any(), usable, valid)
+
+    def _joined(self, tensordict: TensorDictBase) -> Tensor:
+        """Mark the transitions [B, T] that join two real timesteps of one trajectory."""
+        keys = self.tensor_keys
+        return transition_mask(_flat(tensordict, keys.mask), _flat(tensordict, keys.is_init))
 
     def _outcome(self, tensordict: TensorDictBase, name: str) -> Tensor:
         """Read ``reward`` or ``terminated`` of every transition, [B, T]."""

@@ -16,6 +16,7 @@ from yamame.cli.nodes import instantiate
 from yamame.collectors import Collector
 from yamame.runs import build
 from yamame.runs.checks import check_regulation
+from yamame.runs.curriculum import follow_curriculum, observed
 from yamame.runs.discounts import with_gammas
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
@@ -40,7 +41,8 @@ def build_envs(run: Run) -> tuple[EnvBase, EnvBase]:
     seed_everything(seed)  # before any part draws random numbers
 
     num_envs = distributed.shard(cfg.schedule.num_envs, "schedule.num_envs")
-    env = run.closing(build.build_env(cfg, num_envs=num_envs, seed=seed))
+    env = build.build_env(cfg, num_envs=num_envs, seed=seed)
+    env = run.closing(follow_curriculum(run, env, seed=seed))
     held_out = run.closing(held_out_env(cfg))
     build.check_lengths(cfg, env)
     return env, held_out
@@ -87,12 +89,17 @@ def build_batches(run: Run, source: Any) -> Prefetcher:
     return Prefetcher(sample, run.cfg.device)
 
 
-def build_collector(run: Run, env: EnvBase, agent: InContextAgent, replay: Any) -> Collector:
+def build_collector(
+    run: Run, env: EnvBase, agent: InContextAgent, replay: Any, learner: Learner
+) -> Collector:
     """Build the collector, which acts with the agent's policy and extends the replay buffer.
+
+    A curriculum sees every episode before the replay buffer does.
 
     It is shut down when the run ends.
     """
     exploration = instantiate(run.cfg.exploration, action_space=agent.action_space)
+    replay = observed(run, env, replay, learner)
     collector = build.build_collector(
         run.cfg, env=env, policy=agent.policy(), replay=replay, exploration=exploration
     )

@@ -74,13 +74,16 @@ def updates_per_step(run: RunState) -> float:
 
 
 def pace_metrics(run: RunState) -> dict[str, float]:
-    """Return metrics of the regulator; empty if updates per step are constant."""
-    if run.regulator is None:
-        return {}
-    metrics = {"train/updates_per_step": updates_per_step(run)}
-    ratio = getattr(run.regulator, "ratio", None)  # custom regulators may lack it
-    if ratio is not None:
-        metrics["train/overfitting"] = float(ratio)
+    """Return metrics of the regulator and of the curriculum, if there are any."""
+    metrics = {}
+    if run.regulator is not None:
+        metrics["train/updates_per_step"] = updates_per_step(run)
+        ratio = getattr(run.regulator, "ratio", None)  # custom regulators may lack it
+        if ratio is not None:
+            metrics["train/overfitting"] = float(ratio)
+    if hasattr(run.curriculum, "metrics"):  # custom curricula may lack it
+        for name, value in run.curriculum.metrics().items():
+            metrics[f"curriculum/{name}"] = float(value)
     return metrics
 
 

@@ -34,6 +34,7 @@ class RunState(ABC):
         guard: Skips updates with NaN or Inf, and stores the evidence.
         regulator: Factor on the updates per environment step, such as
             `yamame.training.OverfittingRegulator`; None: they are constant.
+        curriculum: Chooses the tasks of training (`yamame.curriculum.Curriculum`); None without.
         tracker: Receives parameters, metrics and files.
         checkpoints: Writes and reads checkpoints.
         exits: Closed when the run ends, last in, first out.
@@ -56,6 +57,7 @@ class RunState(ABC):
     budget: Budget
     guard: NonFiniteGuard
     regulator: Any
+    curriculum: Any = None
     tracker: Tracker
     checkpoints: Checkpointer
     exits: ExitStack

@@ -1,6 +1,7 @@
 """Learner: one gradient step at a time, used by every recipe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -184,20 +185,48 @@ class Learner:
         Raises:
             UsageError: A term of the loss is not a scalar, or there is no term.
         """
+        with self._observing():
+            out = self.loss(batch)
+        metrics = dict(out.items())
+        metrics["loss"] = torch.stack(self._terms(out)).sum()
+        return all_reduce_means(metrics)
+
+    @torch.no_grad()
+    def td_errors(self, batch: TensorDictBase) -> Tensor:
+        """Compute the temporal-difference errors ``[B, T]`` of a batch without learning from it.
+
+        As with `evaluate`, nothing changes; random numbers that targets need are drawn from a copy
+        of the generators.
+
+        Args:
+            batch: Input of the loss ``[B, L]``, on its device.
+
+        Raises:
+            UsageError: The loss has no method ``td_errors``.
+        """
+        method = getattr(self.loss, "td_errors", None)
+        if not callable(method):
+            name = type(self.loss).__name__
+            raise UsageError(f"Learner: {name} must have td_errors(batch) to score tasks by them")
+        devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+        with torch.random.fork_rng(devices=devices), self._observing():
+            errors: Tensor = method(batch)
+        return errors
+
+    @contextmanager
+    def _observing(self) -> Iterator[None]:
+        """Within the block, evaluate the loss; restore its modes and buffers afterwards."""
         statistics = self.statistics()
         modes = {module: module.training for module in self.loss.modules()}
         self.loss.eval()
         try:
             with self.precision():
-                out = self.loss(batch)
+                yield
         finally:
             # Not `train`, which would change modules that were in evaluation mode before.
             for module, mode in modes.items():
                 module.training = mode
             self.restore(statistics)
-        metrics = dict(out.items())
-        metrics["loss"] = torch.stack(self._terms(out)).sum()
-        return all_reduce_means(metrics)
 
     def statistics(self) -> list[tuple[Tensor, Tensor]]:
         """Return every buffer of the loss, such as running statistics, with a copy of it."""

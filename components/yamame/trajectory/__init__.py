@@ -2,10 +2,20 @@
 
 from yamame.trajectory.adapters.hf import HFEncoder as HFEncoder
 from yamame.trajectory.adapters.mamba import MambaEncoder as MambaEncoder
+from yamame.trajectory.adapters.torchrl_modules import TorchRLBackbone as TorchRLBackbone
+from yamame.trajectory.adapters.torchrl_modules import TorchRLEncoder as TorchRLEncoder
+from yamame.trajectory.adapters.torchrl_modules import causal_transformer as causal_transformer
 from yamame.trajectory.base import TrajectoryEncoder as TrajectoryEncoder
 from yamame.trajectory.base import TrajectoryKeys as TrajectoryKeys
+from yamame.trajectory.blocks import BlockEncoder as BlockEncoder
+from yamame.trajectory.blocks import RecurrentBlock as RecurrentBlock
+from yamame.trajectory.delta_net import DeltaNetEncoder as DeltaNetEncoder
+from yamame.trajectory.ffm import FFMEncoder as FFMEncoder
 from yamame.trajectory.linear_recurrent import LinearRecurrentEncoder as LinearRecurrentEncoder
+from yamame.trajectory.lru import LRUEncoder as LRUEncoder
+from yamame.trajectory.matrix_memory import MatrixMemoryEncoder as MatrixMemoryEncoder
 from yamame.trajectory.memoryless import MemorylessEncoder as MemorylessEncoder
+from yamame.trajectory.mlstm import MLSTMEncoder as MLSTMEncoder
 from yamame.trajectory.recurrent import GRUEncoder as GRUEncoder
 from yamame.trajectory.recurrent import LSTMEncoder as LSTMEncoder
 from yamame.trajectory.recurrent import RecurrentEncoder as RecurrentEncoder

@@ -338,6 +338,22 @@ def keep_bias(size: int, *, longest: float) -> Tensor:
     # of about 2, and no gradient is left after a hundred timesteps. arXiv 1804.11188 draws T
     # uniformly; a logarithmic scale gives fast channels as well, which react to the present.
     log_time_constant = torch.empty(size).uniform_(0.0, math.log(longest))
-    time_constant = log_time_constant.exp()
+    return bias_for(log_time_constant.exp())
+
+
+def bias_for(time_constant: Tensor) -> Tensor:
+    """Return the biases of gates with some time constants, in timesteps; see `keep_bias`."""
     # T = 1 would need a bias of minus infinity.
     return (time_constant - 1).clamp(min=0.1).log()
+
+
+def spaced_time_constants(size: int, *, longest: float) -> Tensor:
+    """Return time constants up to the longest one, evenly spaced on a logarithmic scale.
+
+    For a few channels, of which a draw (`keep_bias`) might leave none that keeps memory for long.
+
+    >>> spaced_time_constants(3, longest=1000.0)
+    tensor([  10.0000,  100.0000, 1000.0000])
+    """
+    share = torch.arange(1, size + 1) / size
+    return (math.log(longest) * share).exp()

@@ -6,6 +6,9 @@ together from zero, then the final state of each chunk is added to the next one 
 never quotients or logarithms, so that any decay in [0, 1] is safe: a product may vanish, as it
 should. A decay of 0 forgets exactly.
 
+Decays may be complex numbers of magnitude at most 1. A state that is kept between calls holds each
+of its complex numbers as two real ones, so that it can be stored and exported anywhere.
+
 Source: Blelloch, "Prefix sums and their applications", 1990. The gradient is the same recurrence in
 reverse (Martin & Cundy, arXiv 1709.04057).
 """
@@ -22,7 +25,8 @@ def linear_scan(decay: Tensor, values: Tensor) -> Tensor:
     """Return the states of a linear recurrence that begins with zero.
 
     Args:
-        decay: ``[B, L, D]`` in [0, 1]; the decay of the first timestep has no effect.
+        decay: ``[B, L, D]`` in [0, 1], or complex numbers of such a magnitude; the decay of the
+            first timestep has no effect.
         values: ``[B, L, D]``, of the same dtype.
 
     Returns:
@@ -34,6 +38,45 @@ def linear_scan(decay: Tensor, values: Tensor) -> Tensor:
     """
     states: Tensor = _LinearScan.apply(decay, values)
     return states
+
+
+def complex_scan(decay: Tensor, values: Tensor, is_init: Tensor) -> Tensor:
+    """Return the states of a recurrence with constant complex decays, which begins at every start.
+
+    Args:
+        decay: ``[D, 2]``, real and imaginary parts; of a magnitude in [0, 1].
+        values: ``[B, L, D, 2]``, real and imaginary parts.
+        is_init: ``[B, L]`` bool, starts.
+
+    Returns:
+        ``[B, L, D, 2]``.
+
+    >>> quarter_turn = torch.tensor([[0.0, 1.0]])
+    >>> values = torch.tensor([1.0, 0.0]).expand(1, 3, 1, 2)
+    >>> complex_scan(quarter_turn, values, torch.tensor([[True, False, False]]))[0, :, 0].tolist()
+    [[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]
+    """
+    keep = (~is_init).unsqueeze(-1)  # [B, L, 1]
+    decays = torch.view_as_complex(decay) * keep
+    states = linear_scan(decays, torch.view_as_complex(values.contiguous()))
+    return torch.view_as_real(states)
+
+
+def complex_product(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply complex numbers that are given as real and imaginary parts, ``[*, 2]`` each.
+
+    Real operations only, which every format of exported functions has.
+    """
+    a_real, a_imaginary = a.unbind(-1)
+    b_real, b_imaginary = b.unbind(-1)
+    real = a_real * b_real - a_imaginary * b_imaginary
+    imaginary = a_real * b_imaginary + a_imaginary * b_real
+    return torch.stack((real, imaginary), -1)
+
+
+def polar(magnitude: Tensor, angle: Tensor) -> Tensor:
+    """Return real and imaginary parts, ``[*, 2]``, of complex numbers; ``angle`` in radians."""
+    return torch.stack((magnitude * angle.cos(), magnitude * angle.sin()), -1)
 
 
 class _LinearScan(torch.autograd.Function):
@@ -50,12 +93,13 @@ class _LinearScan(torch.autograd.Function):
     def backward(ctx: Any, grad_states: Tensor) -> tuple[Tensor, Tensor]:
         decay, states = ctx.saved_tensors
         # dL/dvalues[t] = grad_states[t] + decay[t + 1] * dL/dvalues[t + 1]. In reverse time, the
-        # decay of the timestep after is that of the timestep before: roll by one.
-        decay_after = decay.flip(1).roll(1, 1)
+        # decay of the timestep after is that of the timestep before: roll by one. Gradients by
+        # complex numbers are conjugated; real numbers are their own conjugates.
+        decay_after = decay.conj().resolve_conj().flip(1).roll(1, 1)
         reversed_values = _scan(decay_after, grad_states.flip(1))
         grad_values = reversed_values.flip(1)
         grad_decay = torch.zeros_like(decay)
-        grad_decay[:, 1:] = grad_values[:, 1:] * states[:, :-1]
+        grad_decay[:, 1:] = grad_values[:, 1:] * states[:, :-1].conj()
         return grad_decay, grad_values
 
 

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from yamame.checks import ArgumentError, NumLayers, PositiveInt, check_bounds, require
 from yamame.system.messages import one_line
+from yamame.trajectory.adapters.parity import PARITY, difference_of_passes
 from yamame.trajectory.base import Device, TrajectoryEncoder, TrajectoryKeys
 from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
-from yamame.trajectory.steps import segment_positions
 
 _OWNER = "HFEncoder"
 _TOKEN_FIELDS = (
@@ -43,8 +43,6 @@ width of 768.
 """
 _POSITION_TABLES = ("wpe", "position_embeddings", "embed_positions")
 """Names of modules that learn a vector for each position."""
-_PARITY = 1e-5
-"""Largest allowed difference of the two passes in float32, after a norm."""
 
 
 class MissingLibrary(ImportError, ValueError):  # noqa: N818
@@ -218,24 +216,11 @@ class HFEncoder(TrajectoryEncoder):
         Compares the parallel pass with steps, on two sequences of which the second has two starts.
         """
         length = min(4, self.context_length or 4)
-        device = self.embed.weight.device
-        x = torch.linspace(-1.0, 1.0, 2 * length * self.in_features, device=device)
-        x = x.view(2, length, -1)
-        is_init = torch.zeros(2, length, dtype=torch.bool, device=device)
-        is_init[:, 0] = True
-        is_init[1, length // 2] = True
-        position = segment_positions(is_init)
-
-        mode = self.training
-        self.eval()  # without dropout
         condition = "accept masks and positions, and remember nothing but keys and values"
         with _as_argument_error("model_type", model_type, condition):
-            parallel = self.parallel(x, position, is_init)
-            steps = super().parallel(x, position, is_init)
-            difference = (parallel - steps).abs().max()
-        self.train(mode)
+            difference = difference_of_passes(self, length)
         # NaN fails, too.
-        require(_OWNER, "model_type", model_type, bool(difference <= _PARITY), condition)
+        require(_OWNER, "model_type", model_type, bool(difference <= PARITY), condition)
 
 
 class _LibraryCache:
