@@ -51,6 +51,11 @@ CLUSTER = (
     "tests/cli/test_slurm.py",
 )  # fmt: skip
 """Tests of actors of Ray, and of jobs of sweeps in other processes."""
+JAX = (
+    "tests/envs/jax_games", "tests/recipes/test_jax.py",
+    "tests/test_docs.py::test_the_python_of_a_how_to_runs[own_jax_game]",
+)  # fmt: skip
+"""Tests of games written in JAX."""
 
 DEFAULT = "not slow and not gpu and not cluster and not page and not server"
 """What is tested unless somebody asks for more."""
@@ -157,6 +162,20 @@ def extras(session: nox.Session) -> None:
         "import gymnasium_robotics, mujoco, submitit, optuna",
     )
     session.run("pytest", "-m", DEFAULT, *(session.posargs or EXTRAS))
+
+
+@nox.session
+@nox.parametrize("extras", ["gymnax,xland,craftax", "arcade"])
+def jax(session: nox.Session, extras: str) -> None:
+    """Games written in JAX, in one environment for each set of packages that exclude others."""
+    session.install("-e", f".[dev,{extras}]")
+    modules = {"gymnax": "gymnax", "xland": "xminigrid", "craftax": "craftax"}
+    names = [modules.get(extra, "popgym_arcade") for extra in extras.split(",")]
+    session.run("python", "-W", "ignore", "-c", f"import jax, {', '.join(names)}")
+    session.run("pytest", "-m", DEFAULT, *(session.posargs or JAX))
+    session.run(
+        "python", "tests/gpu_emulation/program.py", "laws", "tests/gpu_emulation/laws_of_jax.py"
+    )
 
 
 @nox.session

@@ -36,6 +36,7 @@ from yamame.doctor.problems import collecting
 from yamame.doctor.trial import Stopwatch, forecast, run_trial
 from yamame.runs.build import build_agent, build_env
 from yamame.runs.machine import check_machine
+from yamame.system.compiling import compiling_seconds
 from yamame.tracking.mlflow_store import check_store
 
 
@@ -95,7 +96,10 @@ def try_out(cfg: DoctorConfig) -> list[str]:
 
     whole = forecast(watch, cfg)
     costs = costs_of(watch, whole, cfg)
-    for title, text in describe_costs(watch, whole, costs).items():
+    lines = describe_costs(watch, whole, costs)
+    if compiling_seconds() >= 1:
+        lines["compiling"] = f"{compiling_seconds():.0f} s, once, which no speed above includes"
+    for title, text in lines.items():
         print_line(title, text)
     return cost_problems(watch, whole, costs, cfg)
 

@@ -51,6 +51,7 @@ SHARED_WITH_ENVS = {
     "yamame.keys",
     "yamame.checks",
     "yamame.execution.capturing",
+    "yamame.system.compiling",
     "yamame.system.messages",
     "yamame.system.user_code",
     "yamame.goals",
@@ -66,7 +67,7 @@ GYMNASIUM = ("gymnasium", "cloudpickle")  # Gymnasium itself needs the latter
 SHARED_WITH_COMPONENTS = {"yamame.files.paths", "yamame.files.schema"}
 """What components may import of the floors above: how files of others are opened and checked."""
 GYMNASIUM_FILES = ("gymnasium_env.py", "registration.py")
-HOSTS = {"adapters", "suites"}
+HOSTS = {"adapters", "jax_games", "suites"}
 """Folders of yamame_envs that play environments of other libraries."""
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from yamame_envs.delivery import PackageDelivery as PackageDelivery
     from yamame_envs.frozenlake import MetaFrozenLake as MetaFrozenLake
     from yamame_envs.goal_env import GoalEnv as GoalEnv
+    from yamame_envs.jax_games.env import JaxEnv as JaxEnv
     from yamame_envs.mazerunner import MazeRunner as MazeRunner
     from yamame_envs.suites.anymdp import AnyMDP as AnyMDP
     from yamame_envs.suites.atari import Atari as Atari
@@ -57,6 +58,7 @@ _HOMES = {
     "GymGoals": "yamame_envs.adapters.goals",
     "HalfCheetahVel": "yamame_envs.suites.half_cheetah",
     "HostedEnv": "yamame_envs.adapters.env",
+    "JaxEnv": "yamame_envs.jax_games.env",
     "MazeRunner": "yamame_envs.mazerunner",
     "MemoryGym": "yamame_envs.suites.memory_gym",
     "MetaFrozenLake": "yamame_envs.frozenlake",

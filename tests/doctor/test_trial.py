@@ -1,8 +1,11 @@
 """What a trial says of the whole run, by hand where every part takes a round time."""
 
+import time
+
 import pytest
 from yamame import compose
 from yamame.doctor.trial import Stopwatch, forecast, shortened
+from yamame.system.compiling import compiling
 
 SCHEDULE = (
     "schedule.learning_starts=100",
@@ -106,3 +109,15 @@ def test_the_trial_learns_from_its_first_episodes_and_writes_elsewhere(tmp_path)
         planned().budget.minutes,
     )  # the plan is as it was
     assert trial.encoder == plan.encoder
+
+
+def test_time_of_compilation_counts_as_starting_whichever_part_it_was_in():
+    watch = Stopwatch(1.0)
+    watch._mark("starting", 1)
+    before = watch.spent("starting")
+    with compiling("compiling the example"):
+        time.sleep(0.05)
+    watch._mark("collecting", 4)
+    assert watch.spent("starting") - before >= 0.05
+    assert watch.spent("collecting") < 0.05
+    assert watch.count("collecting") == 4

@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 LAWS = (
     "device",
     "first_gpu_run",
+    "jax",
     "precision",
     "ranks",
     "recipes",

@@ -45,6 +45,7 @@ RUNS = [
     "env=metaworld env.time_limit=20",
     *("env=anymdp env.num_actions=3 env.num_tasks=16 env.time_limit=20", "env=memory_gym"),
     "env=minihack env.time_limit=40",
+    "env=jax",
 ]
 ELSEWHERE = {
     "collector/ray",

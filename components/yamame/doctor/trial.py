@@ -30,6 +30,7 @@ from yamame.runs.schedules import (
 )
 from yamame.runs.state import RunState
 from yamame.system.budget import Budget
+from yamame.system.compiling import compiling_seconds
 
 Part = Literal["starting", "collecting", "learning", "evaluating", "saving", "ending"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -38,7 +39,7 @@ _FEWEST_UPDATES = 20
 """Updates that a trial measures at least."""
 _PATIENCE = 4
 """Multiple of its seconds that a trial waits for the first updates."""
-_HARMLESS = ("trial: stopped", "no video", "budget.")
+_HARMLESS = ("trial: stopped", "no video", "budget.", "compiling ")
 """Beginnings of lines that a run prints without a problem."""
 
 
@@ -105,6 +106,7 @@ class Stopwatch(Callback):
         # The imports before this line are part of starting, so the clock begins with the process.
         age = time.time() - psutil.Process().create_time()
         self._last = time.monotonic() - age
+        self._compiled = compiling_seconds()
         self._warm = 0
 
     def on_begin(self, run: RunState) -> None:
@@ -168,8 +170,13 @@ class Stopwatch(Callback):
     def _mark(self, part: Part, times: int) -> None:
         """Attribute the time since the last mark to a part."""
         now = time.monotonic()
-        self.marks.append((part, now - self._last, times))
+        compiled = compiling_seconds() - self._compiled
+        self.marks.append((part, now - self._last - compiled, times))
+        if compiled > 0:
+            # It happens once, whichever part needs the program first.
+            self.marks.append(("starting", compiled, 0))
         self._last = now
+        self._compiled += compiled
 
     def _weigh(self) -> None:
         processes = [psutil.Process(), *psutil.Process().children(recursive=True)]

@@ -109,6 +109,10 @@ REGISTERING = ("popgym", "yamame_envs")
 """Modules that a file may have imported before an environment is looked up
 (``"popgym:popgym-..."``).
 """
+GAME_LIBRARIES = ("craftax", "gymnax", "popgym_arcade", "xminigrid")
+"""Libraries of which an ``id`` in a file may name a game (``"gymnax:CartPole-v1"``): the name is
+looked up in their registries, and never imported (`yamame_envs.jax_games.libraries`).
+"""
 DOTTED = re.compile(r"[A-Za-z]\w*(\.(?!__)[A-Za-z_]\w*)+", re.ASCII)
 PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z_]\w*)*\.?", re.ASCII)
 
@@ -284,6 +288,15 @@ def _has_base(target: type, base: Any) -> bool:
     return getattr(base, "_is_runtime_protocol", False) and issubclass(target, base)
 
 
+def imports_freely(key: str, module: str) -> bool:
+    """Return whether a text ``module:name`` at a key imports nothing that needs trust.
+
+    >>> imports_freely("id", "gymnax"), imports_freely("tasks", "gymnax")
+    (True, False)
+    """
+    return module in REGISTERING or (key == "id" and module in GAME_LIBRARIES)
+
+
 def own_modules(env: Mapping[str, Any]) -> list[str]:
     """Return the modules that an environment's settings import if they come from the command line,
     and that need trust if they come from a file.
@@ -292,10 +305,10 @@ def own_modules(env: Mapping[str, Any]) -> list[str]:
     ['mylab.doors.']
     """
     modules = []
-    for value in env.values():
+    for key, value in env.items():
         if isinstance(value, str) and ":" in value:
             module = value.rpartition(":")[0]
-            if module not in REGISTERING and f"{module}." not in modules:
+            if not imports_freely(key, module) and f"{module}." not in modules:
                 modules.append(f"{module}.")
     return modules
 

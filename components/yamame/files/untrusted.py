@@ -16,9 +16,9 @@ from yamame.files.trusted import (
     DOTTED,
     OURS,
     PACKAGE,
-    REGISTERING,
     SPECIAL,
     UntrustedError,
+    imports_freely,
     is_of_kind,
 )
 
@@ -159,7 +159,7 @@ def _need_of(path: tuple[str, ...], value: Any) -> Need | None:
     # Gymnasium imports the module before the colon of an id.
     if ":" in text and path and path[0] not in _TEXTS:
         module = text.rpartition(":")[0]
-        if module not in REGISTERING:
+        if not imports_freely(path[-1], module):
             is_module = PACKAGE.fullmatch(module) is not None
             require_setting(key, value, is_module, "be a text that imports no module, in a file")
             return Need(path, value, f"{module}.")

@@ -40,6 +40,7 @@ _LIBRARIES = frozenset(
         *("gymnasium", "gymnasium_robotics", "mujoco", "glfw", "OpenGL", "pygame", "Box2D"),
         *("dm_control", "dm_env", "metaworld", "minigrid", "crafter", "popgym", "ale_py"),
         *("memory_gym", "minihack", "nle", "xenoverse", "shimmy", "ruamel"),
+        *("craftax", "gymnax", "popgym_arcade", "xminigrid", "flax", "chex", "jaxtyping", "dm_pix"),
         *("h5py", "minari", "pyarrow", "datasets", "transformers", "tokenizers", "safetensors"),
         *("huggingface_hub", "accelerate", "mamba_ssm", "causal_conv1d", "einops", "fsspec"),
         *("onnx", "onnxscript", "onnxruntime", "onnx_ir"),

@@ -6,12 +6,17 @@ from types import ModuleType
 
 _EXTRAS = {
     "ale_py": "atari",
+    "craftax": "craftax",
     "crafter": "crafter",
+    "gymnax": "gymnax",
     "gymnasium_robotics": "robotics",
+    "jax": "jax",
     "metaworld": "metaworld",
     "minigrid": "minigrid",
     "mujoco": "mujoco",
     "popgym": "popgym",
+    "popgym_arcade": "arcade",
+    "xminigrid": "xland",
     "xenoverse": "anymdp",
 }
 """Extras of this distribution by the module that they install."""

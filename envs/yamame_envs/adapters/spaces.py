@@ -43,7 +43,12 @@ _TAKEN = frozenset({"", "device", "dtype", "shape", "space"})
 
 
 def read_observation(
-    space: spaces.Space[Any], *, owner: str, generic: bool, outside: Outside = "raise"
+    space: spaces.Space[Any],
+    *,
+    owner: str,
+    generic: bool,
+    outside: Outside = "raise",
+    tokens: bool | None = None,
 ) -> tuple[ObservationEntry, ...]:
     """Describe the entries of an observation space.
 
@@ -54,16 +59,19 @@ def read_observation(
             ``observation``, and integers other than bytes are plain numbers. Otherwise entries of
             a ``Dict`` are entries of the root, and any other space is ``observation``.
         outside: Handling of numbers out of bounds, see `yamame.spaces.ObservationEntry`.
+        tokens: True if whole numbers from 0 to a common bound are tokens; None: as ``generic``
+            decides.
 
     Raises:
         ArgumentError: The space, or a part of it, cannot be converted to an array.
     """
+    are_tokens = not generic if tokens is None else tokens
     is_root = not generic and isinstance(space, spaces.Dict)
     root = () if is_root else ("observation",)
     entries = []
     for name, path, part in _parts(space, root, (), owner):
         if not _is_empty(part):
-            entries.append(_entry(part, name, path, owner, tokens=not generic, outside=outside))
+            entries.append(_entry(part, name, path, owner, tokens=are_tokens, outside=outside))
     require(owner, "observation_space", space, bool(entries), "hold something")
     return tuple(entries)
 

@@ -1,0 +1,220 @@
+"""Games of a single env as pure functions, and the games of Gymnax's interface as such."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from yamame.checks import ArgumentError, require
+from yamame.system.messages import OutsideError
+
+from yamame_envs.jax_games.runtime import load_numpy
+
+LIMITS = ("max_steps_in_episode", "max_timesteps", "max_steps")
+"""Names of the time limit in the parameters of a game, or in the game itself."""
+_GYMNAX_BASE = "gymnax.environments.environment"
+
+
+@dataclass(frozen=True, eq=False)
+class Game:
+    """Game of one env, written in JAX. `yamame_envs.JaxEnv` plays it in many envs at once.
+
+    All functions are pure, and are traced by ``jax.jit`` and ``jax.vmap``. States and tasks are
+    pytrees of arrays, and may hold keys of ``jax.random``. A key is used for nothing else.
+
+    Attributes:
+        reset: Function ``(key, task) -> (observation, state)``.
+        step: Function ``(key, state, action, task) -> (observation, state, reward, terminated,
+            truncated, info)``. ``info`` is a dictionary, in which success may be told.
+        action_space: Space of an action: of Gymnax or Gymnasium, or any object with ``n``, with
+            ``nvec``, or with ``low``, ``high`` and ``shape``.
+        observation_space: Space of an observation. None: dtypes and shapes tell.
+        time_limit: Steps after which an episode is over; None without a limit.
+        draw_task: Function ``key -> task``, a pytree of arrays. None: there are no tasks apart from
+            keys; functions get None, and the key of ``reset`` decides which task it is.
+        tokens: True if whole numbers from 0 to a common bound name things, so that encoders embed
+            them. Otherwise they are plain numbers.
+        pixels_as_bytes: Store images ``[H, W, 3]`` of real numbers in 0..1 as bytes.
+        draw_picture: Function ``(state, task) -> picture`` ``[H, W, 3]`` uint8 of one env, which is
+            not traced. None: an observed image is the picture.
+    """
+
+    reset: Callable[[Any, Any], tuple[Any, Any]]
+    step: Callable[[Any, Any, Any, Any], tuple[Any, Any, Any, Any, Any, Mapping[str, Any]]]
+    action_space: Any
+    observation_space: Any = None
+    time_limit: int | None = None
+    draw_task: Callable[[Any], Any] | None = None
+    tokens: bool = False
+    pixels_as_bytes: bool = False
+    draw_picture: Callable[[Any, Any], Any] | None = None
+
+
+def game_of(made: Any, owner: str, *, draw_task: Callable[[Any], Any] | str | None = None) -> Game:
+    """Return the game that an object describes.
+
+    Args:
+        made: A `Game`; an environment with Gymnax's interface; or a tuple of one and its
+            parameters, as ``gymnax.make`` returns.
+        owner: Name of the environment in messages.
+        draw_task: Function that draws tasks; ``"own"``: the object's ``sample_task(key)``; None: a
+            `Game` has its own, and others have no tasks.
+
+    Raises:
+        ArgumentError: It is none of these, or has no such method.
+    """
+    if isinstance(made, Game):
+        if draw_task == "own":
+            has_own = made.draw_task is not None
+            require(owner, "tasks", draw_task, has_own, "be null where draw_task is None")
+            return made
+        return dataclasses.replace(made, draw_task=draw_task) if callable(draw_task) else made
+
+    is_pair = isinstance(made, tuple) and len(made) == 2
+    env, params = made if is_pair else (made, None)
+    for name in ("reset_env", "step_env"):
+        condition = "describe a game: a Game, or an object with reset_env and step_env"
+        remedy = (
+            "reset_env(key, params) returns (observation, state), and step_env(key, state, action, "
+            "params) returns (observation, state, reward, done, info) and begins no new episode"
+        )
+        has_method = callable(getattr(env, name, None))
+        require(owner, "id", type(env).__name__, has_method, condition, remedy=remedy)
+    return gymnax_game(env, default_params(env) if params is None else params, owner, draw_task)
+
+
+def gymnax_game(
+    env: Any, params: Any, owner: str, draw_task: Callable[[Any], Any] | str | None = None
+) -> Game:
+    """Return the game of an environment with Gymnax's interface.
+
+    A task replaces the parameters: all of them, or the fields that a dictionary names.
+
+    Args:
+        env: Environment with ``reset_env``, ``step_env``, and ``action_space(params)`` or
+            ``num_actions``.
+        params: Its parameters.
+        owner: Name of the environment in messages.
+        draw_task: Function that draws tasks, or ``"own"`` for ``env.sample_task(key)``.
+    """
+    if draw_task == "own":
+        draw_task = getattr(env, "sample_task", None)
+        condition = "be null or a function where the game has no sample_task(key)"
+        require(owner, "tasks", "own", callable(draw_task), condition)
+
+    def reset(key: Any, task: Any) -> tuple[Any, Any]:
+        result = env.reset_env(key, replaced(params, task))
+        _check_length(owner, "reset_env", result, ("(observation, state)",), (2,))
+        return result
+
+    def step(key: Any, state: Any, action: Any, task: Any) -> Any:
+        played = replaced(params, task)
+        result = env.step_env(key, state, action, played)
+        forms = (
+            "(observation, state, reward, done, info)",
+            "(observation, state, reward, terminated, truncated, info)",
+        )
+        _check_length(owner, "step_env", result, forms, (5, 6))
+        if len(result) == 6:
+            return result
+        observation, after, reward, done, info = result
+        truncated = _truncated(env, after, played, info)
+        # Where the end of time is part of `done`, it is told apart by the info.
+        return observation, after, reward, done, truncated, info
+
+    return Game(
+        reset=reset,
+        step=step,
+        action_space=_space(env, "action_space", params, owner),
+        observation_space=_space(env, "observation_space", params, owner),
+        time_limit=time_limit_of(params, env),
+        draw_task=draw_task if callable(draw_task) else None,
+    )
+
+
+def default_params(env: Any) -> Any:
+    """Return the default parameters of an environment; None if it has none."""
+    params = getattr(env, "default_params", None)
+    return params() if callable(params) and not isinstance(params, Mapping) else params
+
+
+def field_names(params: Any) -> frozenset[str]:
+    """Return the names of the fields of parameters."""
+    if isinstance(params, Mapping):
+        return frozenset(params)
+    if dataclasses.is_dataclass(params):
+        return frozenset(field.name for field in dataclasses.fields(params))
+    return frozenset(getattr(params, "_fields", ()))
+
+
+def replaced(params: Any, task: Any) -> Any:
+    """Return parameters with those that a task sets."""
+    if task is None or params is None:
+        return params if task is None else task
+    if not isinstance(task, Mapping):
+        return task
+    if isinstance(params, Mapping):
+        return {**params, **task}
+    unknown = sorted(set(task) - field_names(params))
+    if unknown:
+        raise ArgumentError(
+            type(params).__name__, "task", unknown, f"have fields of {sorted(field_names(params))}"
+        )
+    if hasattr(params, "_replace"):
+        return params._replace(**task)
+    return dataclasses.replace(params, **task)
+
+
+def time_limit_of(*places: Any) -> int | None:
+    """Return the time limit that parameters, or an environment, have; None if there is none."""
+    for place in places:
+        for name in LIMITS:
+            value = place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
+            if value is not None:
+                return int(value)
+    return None
+
+
+def _truncated(env: Any, state: Any, params: Any, info: Any) -> Any:
+    """Return whether an episode was cut off, as an environment tells it."""
+    method = getattr(env, "is_truncated", None)
+    if callable(method):
+        home = getattr(getattr(method, "__func__", method), "__module__", "")
+        # The method of Gymnax's base class reads a field that not all games have.
+        if home != _GYMNAX_BASE or hasattr(state, "time"):
+            return method(state, params)
+    if isinstance(info, Mapping) and "truncated" in info:
+        return info["truncated"]
+    return load_numpy().zeros((), bool)
+
+
+def _space(env: Any, name: str, params: Any, owner: str) -> Any:
+    """Return a space of an environment; None for an observation space that it does not have."""
+    space = getattr(env, name, None)
+    if space is not None:
+        return space(params) if callable(space) else space
+    if name == "observation_space":
+        return None
+    count = getattr(env, "num_actions", None)
+    if not isinstance(count, int):
+        condition = "have action_space(params), or num_actions"
+        raise ArgumentError(owner, "id", type(env).__name__, condition)
+    return Choices(count)
+
+
+class Choices:
+    """Space of the whole numbers below ``n``."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+
+def _check_length(
+    owner: str, hook: str, result: Any, forms: tuple[str, ...], lengths: tuple[int, ...]
+) -> None:
+    if isinstance(result, tuple | list) and len(result) in lengths:
+        return
+    got = type(result).__name__
+    if isinstance(result, tuple | list):
+        got = f"{got} of {len(result)}"
+    raise OutsideError(f"{owner}: the result of {hook} must be {' or '.join(forms)}, got {got}")

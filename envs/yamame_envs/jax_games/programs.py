@@ -1,0 +1,403 @@
+"""Compiled programs of a game: resets, steps and tasks of many envs at once.
+
+All that decides how an env continues is its `World`, a pytree of arrays: keys are stored as words,
+so that a world can be saved. An env never reads the world of another one.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from yamame.checks import require
+from yamame.system.compiling import compiling
+from yamame.system.messages import OutsideError
+from yamame.system.user_code import user_code
+
+from yamame_envs.jax_games.game import Game
+from yamame_envs.jax_games.runtime import KEY_TYPE, is_key, load_jax
+from yamame_envs.jax_games.spaces import spaces_of, stored, taken
+from yamame_envs.streams import bits
+from yamame_envs.tasks import Tensors
+
+_SUCCESS = ("success", "is_success")
+_TASKS_AT_ONCE = 64
+"""Tasks that are drawn by one call, whose number is fixed because each is compiled anew."""
+_MOST_PROGRAMS = 16
+"""Games whose programs a process keeps; the oldest are compiled again."""
+
+
+class World(NamedTuple):
+    """Everything that decides how an env continues.
+
+    Attributes:
+        state: State of the game, with keys as words.
+        task: Task of the game, likewise.
+        word: Words of the key of this attempt, from which the keys of steps follow.
+        step: Number of steps taken.
+    """
+
+    state: Any
+    task: Any
+    word: Any
+    step: Any
+
+
+class Moved(NamedTuple):
+    """Result of a step of all envs, as arrays ``[N, ...]``.
+
+    Attributes:
+        seen: Entries of the observation.
+        world: Worlds.
+        reward: Rewards ``[N, 1]``.
+        flags: ``[N, 3]`` bool: terminated, truncated and success.
+        fault: ``[N]`` int32: 0, 1 for a reward that is not finite, and 2 + i for a wrong number in
+            entry i of the observation.
+    """
+
+    seen: tuple[Any, ...]
+    world: World
+    reward: Any
+    flags: Any
+    fault: Any
+
+
+class Programs:
+    """Traced and compiled functions of a game, which depend on no env.
+
+    Args:
+        game: The game.
+        success: Key of success in the info of a step; None: there is none; ``auto``: one of the
+            usual keys, if there is one.
+        owner: Name of the environment in messages.
+
+    Attributes:
+        game: The game.
+        spaces: Description of observations and actions.
+        success_key: Key of success that was found.
+
+    Raises:
+        ArgumentError: The game cannot be played.
+        UserCodeError: One of its functions has raised an error.
+    """
+
+    def __init__(self, game: Game, *, success: str | None, owner: str) -> None:
+        self.game = game
+        self._owner = owner
+        self._compiled: set[Any] = set()
+        # Generators of the keys in states and tasks, of each leaf; None where it is no key.
+        self._generators: dict[str, list[Any]] = {}
+        jax = load_jax()
+        word = jax.ShapeDtypeStruct((2,), np.uint32)
+        with compiling(f"compiling {owner}: tracing its functions"):
+            task = None
+            if game.draw_task is not None:
+                task = self._shapes("draw_task", self._draw_words, word)
+            observation, state = self._shapes("reset", self._raw_reset, word, task)
+            self.spaces = spaces_of(game, observation, owner)
+            result = self._shapes("step", self._raw_step, word, state, self._example_action(), task)
+            self.success_key = self._find_success(result[5], success)
+            self._check_step(observation, state, result)
+            self.shapes = self._shapes("reset", self._begin, word, word, task)
+        self._task_shapes = task
+        self._names = [str(entry) for entry in self.spaces.observations]
+        self._draw_rows = jax.jit(jax.vmap(self._draw_words))
+        self._refill_rows = jax.jit(self._refill)
+        self._place_rows = jax.jit(_place)
+        self._step_rows = jax.jit(jax.vmap(self._move))
+
+    # Traced functions of one env.
+
+    def _draw_words(self, word: Any) -> Any:
+        assert self.game.draw_task is not None
+        task = _arrays(self.game.draw_task(_key(word)))
+        self._generators["task"] = _generators_of(task)
+        return _as_words(task)
+
+    def _raw_reset(self, word: Any, task: Any) -> tuple[Any, Any]:
+        observation, state = self.game.reset(_key(word), self.with_keys(task, "task"))
+        state = _arrays(state)
+        self._generators["state"] = _generators_of(state)
+        return _arrays(observation), state
+
+    def _raw_step(self, word: Any, state: Any, action: Any, task: Any) -> tuple[Any, ...]:
+        action = taken(self.spaces.action, action)
+        result = self.game.step(_key(word), state, action, self.with_keys(task, "task"))
+        if not isinstance(result, tuple | list) or len(result) != 6:
+            raise OutsideError(
+                f"{self._owner}: the result of step must be (observation, state, reward, "
+                f"terminated, truncated, info), got {type(result).__name__}"
+            )
+        observation, after, reward, terminated, truncated, info = result
+        numbers = _arrays((reward, terminated, truncated))
+        return _arrays(observation), _arrays(after), *numbers, dict(info or {})
+
+    def _begin(self, word: Any, attempt: Any, task: Any) -> tuple[tuple[Any, ...], World]:
+        observation, state = self._raw_reset(word, task)
+        seen, _ = self._stored(observation)
+        step = load_jax().numpy.zeros((), np.int32)
+        return seen, World(_as_words(state), task, attempt, step)
+
+    def _move(self, world: World, action: Any) -> Moved:
+        jax = load_jax()
+        jnp = jax.numpy
+        word = jax.random.key_data(jax.random.fold_in(_key(world.word), world.step))
+        state = self.with_keys(world.state, "state")
+        result = self._raw_step(word, state, action, world.task)
+        observation, after, reward, terminated, truncated, info = result
+        reward = reward.astype(jnp.float32).reshape(1)
+        success = jnp.zeros((), bool)
+        if self.success_key is not None:
+            success = jnp.asarray(info[self.success_key])
+        flags = [jnp.asarray(flag).astype(bool).reshape(1) for flag in (terminated, truncated)]
+        flags.append(success.astype(bool).reshape(1))
+        seen, wrong = self._stored(observation)
+        # The first fault counts.
+        fault = jnp.zeros((), jnp.int32)
+        for number, is_wrong in reversed(list(enumerate(wrong, 2))):
+            fault = jnp.where(is_wrong, number, fault)
+        fault = jnp.where(jnp.isfinite(reward).all(), fault, 1)
+        after = World(_as_words(after), world.task, world.word, world.step + 1)
+        return Moved(seen, after, reward, jnp.concatenate(flags), fault)
+
+    def _stored(self, observation: Any) -> tuple[tuple[Any, ...], list[Any]]:
+        pairs = [stored(entry, observation) for entry in self.spaces.observations]
+        return tuple(value for value, _ in pairs), [wrong for _, wrong in pairs]
+
+    def with_keys(self, tree: Any, part: Literal["state", "task"]) -> Any:
+        """Return a part of a `World` of one env, with words turned into the keys of the game."""
+        if tree is None:
+            return None
+        jax = load_jax()
+        leaves, structure = jax.tree.flatten(tree)
+        for place, generator in enumerate(self._generators[part]):
+            if generator is not None:
+                leaves[place] = jax.random.wrap_key_data(leaves[place], impl=generator)
+        return jax.tree.unflatten(structure, leaves)
+
+    # Functions of a batch.
+
+    def _refill(
+        self, queue: Any, words: Any, attempts: Any, tasks: Any, rows: Any
+    ) -> tuple[Any, Any]:
+        jax = load_jax()
+        begun = jax.vmap(self._begin)(words, attempts, tasks)
+        return jax.tree.map(lambda old, new: old.at[rows].set(new), queue, begun)
+
+    def empty(self, num_envs: int, device: Any) -> Any:
+        """Return observations and worlds ``[N, ...]`` of zeros on a device of JAX."""
+        jax = load_jax()
+
+        def zeros(shape: Any) -> Any:
+            return np.zeros((num_envs, *shape.shape), shape.dtype)
+
+        # Programs run where their arrays were put.
+        return jax.device_put(jax.tree.map(zeros, self.shapes), device)
+
+    def refill(self, queue: Any, words: Any, attempts: Any, tasks: Any, rows: Any) -> Any:
+        """Begin games, and store their observations and worlds in rows of a queue.
+
+        Args:
+            queue: Observations and worlds ``[N, ...]``.
+            words: ``[C, 2]`` uint32, words of the keys of resets.
+            attempts: ``[C, 2]`` uint32, words of the keys of attempts.
+            tasks: Tasks ``[C, ...]``, from `tasks_of`.
+            rows: ``[C]`` int32. Rows that are named twice must be equal.
+        """
+        return self._call("reset", self._refill_rows, queue, words, attempts, tasks, rows)
+
+    def place(self, current: Any, queue: Any, begins: Any) -> Any:
+        """Replace observations and worlds by those of a queue, where a mask ``[N]`` is set."""
+        return self._call("reset", self._place_rows, current, queue, begins)
+
+    def step(self, world: World, action: Any) -> Moved:
+        """Step all envs.
+
+        Args:
+            world: Worlds ``[N, ...]``.
+            action: ``[N, ...]``, in bounds, counted from 0.
+        """
+        moved: Moved = self._call("step", self._step_rows, world, action)
+        return moved
+
+    def draw(self, seeds: Tensor) -> Tensors:
+        """Draw the tasks of seeds ``[R]`` int64: entries ``[R, ...]``, named by numbers.
+
+        They are drawn on the CPU, so that they are the same on every device.
+        """
+        jax = load_jax()
+        words = words_of(seeds)
+        count = len(words)
+        padded = np.resize(words, (-(-count // _TASKS_AT_ONCE) * _TASKS_AT_ONCE, 2))
+        parts = []
+        with jax.default_device(jax.devices("cpu")[0]):
+            for start in range(0, len(padded), _TASKS_AT_ONCE):
+                some = padded[start : start + _TASKS_AT_ONCE]
+                drawn = self._call("draw_task", self._draw_rows, some)
+                parts.append([np.asarray(leaf) for leaf in jax.tree.leaves(drawn)])
+        entries = {}
+        for number, leaves in enumerate(zip(*parts, strict=True)):
+            values = np.concatenate(leaves)[:count]
+            if values.dtype.kind == "u":
+                values = values.astype(np.int64)  # torch hardly computes with them
+            entries[f"{number:03}"] = torch.from_numpy(values)
+        return entries
+
+    def tasks_of(self, drawn: Tensors) -> Any:
+        """Return the tasks ``[R, ...]`` of entries that `draw` has returned."""
+        if self._task_shapes is None:
+            return None
+        jax = load_jax()
+        shapes, tree = jax.tree.flatten(self._task_shapes)
+        leaves = []
+        for shape, name in zip(shapes, sorted(drawn), strict=True):
+            leaves.append(drawn[name].numpy().astype(shape.dtype))
+        return jax.tree.unflatten(tree, leaves)
+
+    def fault_text(self, number: int) -> str:
+        """Describe a number of `Moved.fault`."""
+        if number == 1:
+            return "the reward must be finite"
+        entry = self.spaces.observations[number - 2]
+        condition = f"hold whole numbers in 0..{entry.sizes[0] - 1}"
+        if entry.kind == "number":
+            condition = "be finite"
+        elif entry.kind == "one_hot":
+            condition = "hold choices of its space"
+        return f"{entry} must {condition}"
+
+    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a compiled function, and announce the first call, which compiles it."""
+        jax = load_jax()
+        leaves = jax.tree.leaves(arguments)
+        shape = (function, leaves[-1].shape, leaves[0].shape)
+        what = f"{self._owner}: the game failed in {name}"
+        with user_code(what):
+            if shape in self._compiled:
+                return jax.block_until_ready(function(*arguments))
+            line = f"compiling {self._owner} ({name})"
+            if name != "draw_task":
+                line += f" for {leaves[0].shape[0]} envs, once for each number of them"
+            with compiling(line):
+                result = jax.block_until_ready(function(*arguments))
+            self._compiled.add(shape)
+            return result
+
+    # Checks of the functions of a game.
+
+    def _shapes(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        with user_code(f"{self._owner}: the game failed in {name}"):
+            return load_jax().eval_shape(function, *arguments)
+
+    def _example_action(self) -> Any:
+        action = self.spaces.action
+        jax = load_jax()
+        shape = () if action.kind == "discrete" else (len(action.bounds[0]),)
+        dtype = np.float32 if action.kind == "box" else np.int32
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    def _find_success(self, info: dict[str, Any], key: str | None) -> str | None:
+        if key == "auto":
+            return next((name for name in _SUCCESS if name in info), None)
+        if key is not None:
+            found = sorted(map(str, info))
+            condition = f"be auto, null or a key of the info of a step: {found}"
+            require(self._owner, "success", key, key in info, condition)
+        return key
+
+    def _check_step(self, observation: Any, state: Any, result: tuple[Any, ...]) -> None:
+        """Raise unless a step returns what a reset returns, and one number for each flag."""
+        self._check_same("observation", observation, result[0])
+        self._check_same("state", state, result[1])
+        for name, value in zip(("reward", "terminated", "truncated"), result[2:5], strict=True):
+            is_one = int(np.prod(value.shape)) == 1
+            self._require(is_one, f"{name} must be one number, got shape {list(value.shape)}")
+        if self.success_key is not None:
+            shape = getattr(result[5][self.success_key], "shape", ())
+            is_one = int(np.prod(shape)) == 1
+            self._require(is_one, f"{self.success_key} must be one flag, got shape {list(shape)}")
+
+    def _check_same(self, name: str, first: Any, second: Any) -> None:
+        jax = load_jax()
+        paths = jax.tree_util.tree_leaves_with_path(first)
+        others = jax.tree_util.tree_leaves_with_path(second)
+        is_same = jax.tree.structure(first) == jax.tree.structure(second)
+        self._require(is_same, f"the {name} of step must have the structure of that of reset")
+        for (path, one), (_, other) in zip(paths, others, strict=True):
+            place = name + jax.tree_util.keystr(path)
+            wanted = f"{one.dtype}{list(one.shape)}"
+            got = f"{other.dtype}{list(other.shape)}"
+            self._require(wanted == got, f"{place} must be {wanted} as in reset, got {got} in step")
+
+    def _require(self, holds: bool, condition: str) -> None:
+        if not holds:
+            raise OutsideError(f"{self._owner}: {condition}")
+
+
+_programs: dict[Hashable, Programs] = {}
+
+
+def programs_of(
+    key: Hashable, make: Callable[[], Game], *, success: str | None, owner: str
+) -> Programs:
+    """Return the programs of a game, which a process compiles once for each number of envs.
+
+    Args:
+        key: Everything that decides what the game is, and ``success``.
+        make: Makes the game.
+        success: As for `Programs`.
+        owner: Name of the environment in messages.
+    """
+    if key not in _programs:
+        if len(_programs) >= _MOST_PROGRAMS:
+            del _programs[next(iter(_programs))]
+        _programs[key] = Programs(make(), success=success, owner=owner)
+    return _programs[key]
+
+
+def words_of(keys: Tensor) -> Any:
+    """Return the words ``[R, 2]`` uint32 of random numbers that keys ``[R]`` int64 draw."""
+    return bits(keys.cpu(), 1).numpy().view(np.uint32)
+
+
+def _place(current: Any, queue: Any, begins: Any) -> Any:
+    jax = load_jax()
+
+    def leaf(old: Any, new: Any) -> Any:
+        mask = begins.reshape(len(begins), *[1] * (old.ndim - 1))
+        return jax.numpy.where(mask, new, old)
+
+    return jax.tree.map(leaf, current, queue)
+
+
+def _key(word: Any) -> Any:
+    return load_jax().random.wrap_key_data(word, impl=KEY_TYPE)
+
+
+def _arrays(tree: Any) -> Any:
+    """Return a pytree of arrays with dtypes of their own, as a number of Python has none."""
+    jax = load_jax()
+
+    def leaf(value: Any) -> Any:
+        array = jax.numpy.asarray(value)
+        return array if is_key(array) else jax.lax.convert_element_type(array, array.dtype)
+
+    return jax.tree.map(leaf, tree)
+
+
+def _generators_of(tree: Any) -> list[Any]:
+    """Return the generator of each leaf that is a key, and None for each other leaf."""
+    jax = load_jax()
+    return [jax.random.key_impl(leaf) if is_key(leaf) else None for leaf in jax.tree.leaves(tree)]
+
+
+def _as_words(tree: Any) -> Any:
+    """Return a pytree of arrays with the words of keys in their place."""
+    jax = load_jax()
+
+    def leaf(value: Any) -> Any:
+        array = jax.numpy.asarray(value)
+        return jax.random.key_data(array) if is_key(array) else array
+
+    return jax.tree.map(leaf, tree)

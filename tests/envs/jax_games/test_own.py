@@ -1,0 +1,274 @@
+"""Games of a user: laws, tasks, trials, ends, and errors of one line."""
+
+from functools import partial
+
+import pytest
+import torch
+from gymnasium.spaces import Discrete
+from jax_sources import CATCH, RECALL
+from yamame.checks import ArgumentError, UsageError
+from yamame.evaluation import evaluate
+from yamame.spaces.from_specs import recorded_spaces
+from yamame.system.compiling import compiling_seconds
+from yamame.system.messages import OutsideError
+from yamame.system.user_code import UserCodeError
+from yamame_envs import JaxEnv, RepeatedTrials
+from yamame_envs.jax_games import Game
+from yamame_envs.testing import check_env
+
+Recall = partial(JaxEnv, id="mylab:Recall")
+Catch = partial(JaxEnv, id="mylab:Catch")
+
+
+class Forgets(JaxEnv):
+    """Leaves the step of one world out of its state."""
+
+    def state_dict(self):
+        state = super().state_dict()
+        names = sorted(state["world"])
+        state["world"][names[-1]].zero_()
+        return state
+
+
+class Mixes(JaxEnv):
+    """Begins with seeds that depend on the number of envs."""
+
+    def restart(self, streams):
+        super().restart(streams + len(streams))
+
+
+def test_laws_of_a_game_of_ten_lines_with_a_key_in_its_state(game):
+    game(RECALL)
+    check_env(Recall, num_steps=16)
+
+
+@pytest.mark.parametrize(("broken", "law"), [(Forgets, "state"), (Mixes, "rows")])
+def test_a_broken_law_is_found(game, broken, law):
+    game(RECALL)
+    with pytest.raises(AssertionError, match=f"^{law}: "):
+        check_env(partial(broken, id="mylab:Recall"), num_steps=8)
+
+
+def test_laws_of_continuous_actions_nested_observations_and_a_split(game):
+    game(CATCH)
+    check_env(partial(Catch, tasks="own", split="train"), num_steps=16)
+
+
+def test_rows_do_not_depend_on_their_number_where_worlds_are_made_in_chunks(game):
+    game(RECALL)
+    actions = torch.arange(12 * 150).reshape(12, 150) % 3
+    played = []
+    for num_envs in (150, 3):  # chunks of 18 and of 3 worlds
+        env = Recall(num_envs=num_envs, seed=4)
+        current = env.reset()
+        steps = []
+        for action in actions:
+            step, current = env.step_and_maybe_reset(current.set("action", action[:num_envs]))
+            steps.append(step.select("observation", ("next", "reward")).clone())
+        played.append(torch.stack([step[:3] for step in steps]))
+    assert (played[0] == played[1]).all()
+    assert len(played[0]["observation"][:, 0].unique(dim=0)) > 6
+
+
+def test_entries_are_those_of_a_gymnasium_environment_with_such_spaces(game):
+    game(CATCH)
+    env = Catch(num_envs=2, settings={"width": 8, "max_steps_in_episode": 3})
+    seen = env.reset()["observation"]
+    assert seen["picture"].dtype == torch.uint8
+    assert seen["picture"].shape == (2, 8, 8, 3)
+    assert seen["late"].dtype == torch.bool
+    assert seen["numbers", "place"].shape == (2, 2)
+    assert seen["numbers", "time"].dtype == torch.float32
+    assert env.action_spec.shape == (2, 2)
+    assert env.time_limit == 3
+    assert (env.render(1) == seen["picture"][1].numpy()).all()
+    assert recorded_spaces(env) is env.spaces
+
+
+def test_an_end_of_time_is_terminal_where_it_is_seen_and_truncates_where_it_is_not(game):
+    game(CATCH)
+    seen = Catch(num_envs=2).rollout(6)["next"][:, -1]
+    unseen = Catch(num_envs=2, time_limit=None).rollout(6)["next"][:, -1]
+    earlier = Catch(num_envs=2, time_limit=4).rollout(6)["next"]
+    assert seen["terminated"].all()
+    assert not seen["truncated"].any()
+    assert unseen["truncated"].all()
+    assert not unseen["terminated"].any()
+    assert "time" not in unseen.keys()
+    assert earlier.shape == (2, 4)
+    assert earlier["terminated"][:, -1].all()
+
+
+def test_sides_of_a_split_share_no_task_and_too_few_tasks_are_refused(game):
+    game(CATCH)
+    hashes = {}
+    for split in ("train", "test", "all"):
+        env = Catch(num_envs=200, tasks="own", split=split)
+        env.reset()
+        hashes[split] = set(env.task_hashes().tolist())
+    assert not hashes["train"] & hashes["test"]
+    assert hashes["train"] | hashes["test"] == hashes["all"]
+    assert Catch(tasks="own", split="test").novelty == "new tasks"
+    with pytest.raises(ArgumentError, match="split"):
+        Catch(split="train")
+    with pytest.raises(ArgumentError, match=r"split.*too few different tasks \(1\)"):
+        Catch(tasks=lambda key: {"wind": 1.0}, split="train")
+
+
+def test_trials_of_a_task_begin_differently_where_it_is_apart_from_the_key(game):
+    game(CATCH)
+    actions = torch.zeros(18, 3, 2)
+    starts = {}
+    for tasks in (None, "own"):
+        env = RepeatedTrials(Catch(num_envs=3, tasks=tasks), num_trials=3)
+        current = env.reset()
+        hashes = env.task_hashes()
+        places = []
+        for action in actions:
+            if current["trial_start"].all():
+                places.append(current["observation", "numbers", "place"])
+            step, current = env.step_and_maybe_reset(current.set("action", action))
+            same = None if hashes is None else (env.task_hashes() == hashes).all()
+            assert same is None or same or step["next", "done"].all()
+        starts[tasks] = torch.stack(places)
+    assert (starts[None] == starts[None][0]).all()
+    assert (starts["own"][0] != starts["own"][1]).any()
+    check_env(
+        lambda num_envs, seed: RepeatedTrials(
+            Catch(num_envs=num_envs, seed=seed, tasks="own"), num_trials=2, seed=seed
+        ),
+        num_steps=16,
+    )
+
+
+def test_held_out_tasks_are_the_same_with_any_number_of_envs(game):
+    game(CATCH)
+
+    def policy(tensordict):
+        return tensordict.set("action", torch.zeros(*tensordict.batch_size, 2))
+
+    results = []
+    for count in (6, 4):
+        env = Catch(num_envs=count, tasks="own", split="test")
+        results.append(evaluate(policy, env, task_seeds=range(6)))
+    assert (results[0].returns == results[1].returns).all()
+    assert results[0].returns.std() > 0
+
+
+def test_a_process_compiles_a_game_once_for_each_number_of_envs(game):
+    game(RECALL)
+    actions = torch.zeros(2, dtype=torch.int64)
+
+    def cost(**settings) -> float:
+        before = compiling_seconds()
+        env = Recall(num_envs=2, **settings)
+        env.step(env.reset().set("action", actions))
+        return compiling_seconds() - before
+
+    assert cost() > 0
+    assert cost(seed=3) == 0
+    assert cost(success=None) > 0
+
+
+def test_a_state_of_another_game_or_number_of_envs_is_refused(game):
+    game(RECALL + CATCH)
+    env = Recall(num_envs=2)
+    env.reset()
+    with pytest.raises(ArgumentError, match="3 envs"):
+        Recall(num_envs=3).load_state_dict(env.state_dict())
+    with pytest.raises(ArgumentError, match="state_dict"):
+        Catch(num_envs=2).load_state_dict(env.state_dict())
+
+
+def two_armed_bandit() -> Game:
+    """Game of functions, whose task is the better arm."""
+    import jax
+
+    def step(key, state, action, task):
+        won = (action == task).astype(float)
+        return state, state, won, False, False, {}
+
+    return Game(
+        reset=lambda key, task: (0.0, 0.0),
+        step=step,
+        action_space=Discrete(2, start=1),
+        time_limit=3,
+        draw_task=lambda key: jax.random.randint(key, (), 1, 3),
+    )
+
+
+def test_a_game_may_be_functions_or_an_object_or_what_makes_one(game):
+    game("")
+    made = two_armed_bandit()
+    for id in (made, two_armed_bandit):
+        env = JaxEnv(id=id, num_envs=8)
+        arms = env.rollout(3, auto_reset=True)
+        won = arms["next", "reward"].squeeze(-1)
+        better = arms["action"] == 0
+        # One arm pays in all steps of an episode, the other in none.
+        assert ((won == better).all(1) | (won != better).all(1)).all()
+        assert len(env.task_hashes().unique()) == 2
+        assert env.plays_all_tasks
+    with pytest.raises(ArgumentError, match="settings"):
+        JaxEnv(id=made, settings={"arms": 3})
+
+
+def changed(old: str, new: str) -> str:
+    assert old in RECALL
+    return RECALL.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (changed("jax.nn.one_hot(cue, 3)", "1 / 0"), r"ZeroDivisionError.*mylab.py:11"),
+        (changed("1.0 * won", "1.0 if won else 0.0"), r"Error.*mylab.py:16"),
+        (changed(", {\"success\": won}", ""), r"step_env must be .*got tuple of 4"),
+        (changed('"time": time}', '"time": time * 1.0}'), r"time.*int32.*got float32"),
+        (changed("time == 4,", "jnp.zeros(2),"), r"terminated must be one number.*\[2\]"),
+    ],
+)  # fmt: skip
+def test_errors_of_a_game_are_one_line(game, source, message):
+    game(source)
+    with pytest.raises(OutsideError, match=message) as raised:
+        Recall(num_envs=2).rollout(3)
+    assert "\n" not in str(raised.value)
+
+
+def test_numbers_that_are_not_finite_are_named_with_env_and_step(game):
+    game(changed("1.0 * won", "jnp.where(time == 3, jnp.nan, 0.0)"))
+    with pytest.raises(OutsideError, match=r"reward must be finite, in env 0 at step 2 of task"):
+        Recall(num_envs=2).rollout(5)
+
+
+def test_numbers_after_the_end_of_an_episode_are_of_no_account(game):
+    game(changed("1.0 * won", "jnp.where(time == 5, jnp.nan, 0.0)"))
+    env = Recall(num_envs=2)
+    current = env.reset()
+    for _ in range(5):
+        current = env.step(current.set("action", torch.zeros(2, dtype=torch.int64)))["next"]
+    assert current["step_index"].eq(5).all()
+
+
+def test_an_error_of_the_constructor_has_its_line(game):
+    game("class Recall:\n    def __init__(self):\n        raise KeyError('width')\n")
+    with pytest.raises(UserCodeError, match=r"KeyError: 'width' .*mylab.py:3"):
+        Recall()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"id": "mylab"}, "id"),
+        ({"id": "mylab:Missing"}, "Missing"),
+        ({"id": "no_such_module:Game"}, "no_such_module"),
+        ({"id": "mylab:Recall", "settings": {"speed": 3}}, "speed"),
+        ({"id": "mylab:Recall", "success": "won"}, "success"),
+        ({"id": "mylab:Recall", "tasks": "gymnax:make"}, "tasks"),
+        ({"id": "mylab:jnp.zeros"}, "id|shape"),
+    ],
+)
+def test_wrong_settings_are_named(game, settings, message):
+    game(RECALL)
+    with pytest.raises((UsageError, OutsideError), match=message):
+        JaxEnv(**settings)

@@ -1,0 +1,80 @@
+"""What is decided where JAX, or a library of games, is not installed."""
+
+import sys
+
+import pytest
+from yamame.files.trusted import GAME_LIBRARIES, own_modules
+from yamame.files.untrusted import UntrustedError, check_file
+from yamame_envs import JaxEnv
+from yamame_envs.adapters.extras import MissingExtra
+from yamame_envs.jax_games import libraries
+from yamame_envs.jax_games.runtime import load_jax
+
+
+def settings(id: str, tasks: str | None = None) -> dict:
+    return {"env": {"_target_": "yamame_envs.JaxEnv", "id": id, "tasks": tasks}}
+
+
+def test_a_missing_jax_is_one_line_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    load_jax.cache_clear()
+    try:
+        with pytest.raises(MissingExtra, match=r"the package jax .*pip install 'yamame\[jax\]'$"):
+            JaxEnv(id="gymnax:CartPole-v1")
+    finally:
+        load_jax.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("id", "extra"),
+    [
+        ("gymnax:CartPole-v1", "gymnax"),
+        ("popgym_arcade:CartPoleEasy", "arcade"),
+        ("craftax:Craftax-Symbolic-v1", "craftax"),
+        ("xminigrid:MiniGrid-EmptyRandom-5x5", "xland"),
+    ],
+)
+def test_a_missing_library_is_one_line_with_its_extra(id, extra, monkeypatch):
+    library = id.partition(":")[0]
+    monkeypatch.setattr(libraries, "load_jax", lambda: None)
+    monkeypatch.setattr(libraries, "_check_gymnax", lambda *_: None)
+    for name in list(sys.modules):
+        if name.partition(".")[0] == library:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtra, match=rf"{library} .*pip install 'yamame\[{extra}\]'$"):
+        libraries.library_game(id, {}, None, "JaxEnv")
+
+
+@pytest.mark.parametrize("id", ["gymnax:CartPole-v1", "popgym_arcade:CartPoleEasy"])
+def test_two_packages_that_own_one_module_are_named(id, monkeypatch):
+    monkeypatch.setattr(libraries, "load_jax", lambda: None)
+    monkeypatch.setattr(libraries, "version", {"gymnax": "1.0", "stable-gymnax": "0.1"}.get)
+    with pytest.raises(MissingExtra, match=r"gymnax 1.0 and stable-gymnax 0.1.*yamame\[") as raised:
+        libraries.library_game(id, {}, None, "JaxEnv")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_may_name_games_of_libraries_and_others_with_trust_alone():
+    assert set(GAME_LIBRARIES) == set(libraries.LIBRARIES)
+    for library in GAME_LIBRARIES:
+        check_file(settings(f"{library}:Name-v0"))
+    own = settings("mylab.games:Recall", "mylab.tasks:draw")
+    with pytest.raises(UntrustedError) as raised:
+        check_file(own)
+    assert raised.value.packages == ("mylab.games.", "mylab.tasks.")
+    check_file(own, ["mylab."])
+    assert own_modules(own["env"]) == ["mylab.games.", "mylab.tasks."]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        settings("gymnax.registration:make"),
+        settings("gymnax:CartPole-v1", "gymnax:make"),
+        {"env": {**settings("gymnax:CartPole-v1")["env"], "settings": {"name": "craftax:x"}}},
+    ],
+)
+def test_libraries_are_free_as_first_part_of_an_id_alone(config):
+    with pytest.raises(UntrustedError):
+        check_file(config)
