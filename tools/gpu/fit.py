@@ -98,7 +98,7 @@ def run(job: Job) -> None:
             seconds = time.monotonic() - watch.begin
             job.note(
                 "held-out return at the end",
-                round(done.objective, 3),
+                round(done.progress.curve[-1]["return_mean"], 3),
                 env_steps=done.progress.env_steps,
                 updates=done.progress.updates,
                 steps_per_s=round(done.progress.env_steps / seconds),
