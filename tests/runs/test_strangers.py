@@ -412,6 +412,7 @@ def test_a_file_may_name_what_the_yaml_files_name_where_they_name_it():
     refused = {(place, name) for place, name in named if not is_of_kind(name, place)}
     # Those of a sweep and of a report are in no run.
     assert refused == {
+        ("hydra", "hydra_plugins.yamame_local.LocalLauncher"),
         ("hydra", "yamame.tracking.sweep.SweepParent"),
         ("resampling", "yamame.report.Resampling"),
     }

@@ -77,7 +77,14 @@ KINDS = {
         ),
     ),
     "goal_encoder": (Kind("yamame.timestep", "yamame.timestep.goals.GoalEncoder", inner=True),),
-    "encoder": (Kind("yamame.trajectory", "yamame.trajectory.TrajectoryEncoder", inner=True),),
+    "encoder": (
+        Kind(
+            "yamame.trajectory",
+            "yamame.trajectory.TrajectoryEncoder",
+            ("causal_transformer",),
+            inner=True,
+        ),
+    ),
     "agent": (
         Kind("yamame.heads", "yamame.heads.ActorHead", ("make_critic", "make_value_head")),
         Kind("yamame.heads", "yamame.heads.ValueRepresentation", inner=True),
