@@ -352,7 +352,7 @@ WEIGHTS = [
     (with_tensor("traj_encoder.mambas.0.x", torch.ones(1)), "MambaTrajEncoder"),
     (with_tensor("critics.net.output_layer.weight", torch.ones(2, 16, 5)), "output_layer"),
     (with_tensor("\x1b[2J", torch.ones(1)), "belongs to no part"),
-    (with_object, "policy_epoch_3.pt"),
+    (with_object, "objects of Python"),
     (lambda weights: [weights], "policy_epoch_3.pt"),
     (lambda weights: {3: torch.ones(1)}, "policy_epoch_3.pt"),
     (lambda weights: {}, "tstep_encoder"),

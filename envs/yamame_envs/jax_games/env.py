@@ -394,6 +394,8 @@ def _located(text: str, owner: str, name: str) -> Any:
     module, _, attribute = text.partition(":")
     known = ", ".join(f"{library}:..." for library in LIBRARIES)
     condition = f"be {known}, or module:name of a class or function of yours"
+    if name == "tasks":
+        condition = "be null, own, or module:name of a function of yours"
     require(owner, name, text, bool(module and attribute), condition)
     try:
         with user_code(f"{owner}: {name} failed while it was imported", passes=(ImportError,)):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from yamame.checks import ArgumentError, require
-from yamame.system.messages import OutsideError
+from yamame.system.messages import OutsideError, print_once
 
 from yamame_envs.jax_games.runtime import load_numpy
 
@@ -101,6 +101,8 @@ def gymnax_game(
         draw_task = getattr(env, "sample_task", None)
         condition = "be null or a function where the game has no sample_task(key)"
         require(owner, "tasks", "own", callable(draw_task), condition)
+    elif draw_task is None and params is None and callable(getattr(env, "sample_task", None)):
+        print_once(f"{owner}: params are None, as sample_task draws them only with tasks=own")
 
     def reset(key: Any, task: Any) -> tuple[Any, Any]:
         result = env.reset_env(key, replaced(params, task))

@@ -147,8 +147,11 @@ def configured(
     if not fields:
         return game_of(made, owner, draw_task=draw)
     env, params = made if isinstance(made, tuple) else (made, default_params(made))
+    known = field_names(params).union(_names_of(make))
     unknown = sorted(set(fields) - field_names(params))
-    condition = f"have names that its constructor takes, or of {sorted(field_names(params))}"
+    condition = "name arguments of the constructor, or fields of the game's parameters"
+    if known:
+        condition += f" ({', '.join(sorted(known))})"
     require(owner, "settings", unknown, not unknown, condition)
     return game_of((env, replaced(params, fields)), owner, draw_task=draw)
 
@@ -157,12 +160,8 @@ def _sorted_settings(
     make: Callable[..., Any], settings: Settings
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings of the parameters, and those of the constructor."""
-    parameters = inspect.signature(make).parameters
-    names = set()
-    for name, parameter in parameters.items():
-        if parameter.kind != parameter.VAR_KEYWORD:
-            names.add(name)
-    takes_any = len(names) < len(parameters)
+    names = _names_of(make)
+    takes_any = len(names) < len(inspect.signature(make).parameters)
     if takes_any and settings:
         made = make()
         params = made[1] if isinstance(made, tuple) else default_params(made)
@@ -170,6 +169,12 @@ def _sorted_settings(
     arguments = {name: value for name, value in settings.items() if name in names}
     fields = {name: value for name, value in settings.items() if name not in names}
     return fields, arguments
+
+
+def _names_of(make: Callable[..., Any]) -> set[str]:
+    """Return the names of the arguments of a function, without those of ``**kwargs``."""
+    parameters = inspect.signature(make).parameters
+    return {name for name, one in parameters.items() if one.kind != one.VAR_KEYWORD}
 
 
 def _check_gymnax(distribution: str, owner: str) -> None:

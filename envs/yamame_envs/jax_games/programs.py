@@ -13,7 +13,7 @@ from torch import Tensor
 from yamame.checks import require
 from yamame.system.compiling import compiling
 from yamame.system.messages import OutsideError
-from yamame.system.user_code import user_code
+from yamame.system.user_code import UserCodeError, user_code
 
 from yamame_envs.jax_games.game import Game
 from yamame_envs.jax_games.runtime import KEY_TYPE, is_key, load_jax
@@ -24,6 +24,10 @@ from yamame_envs.tasks import Tensors
 _SUCCESS = ("success", "is_success")
 _TASKS_AT_ONCE = 64
 """Tasks that are drawn by one call, whose number is fixed because each is compiled anew."""
+_NO_VALUES = (
+    "arrays have no values while a function is traced: use jnp.where or jax.lax.cond in place of "
+    "if, and functions of jax.numpy in place of those of Python and NumPy"
+)
 _MOST_PROGRAMS = 16
 """Games whose programs a process keeps; the oldest are compiled again."""
 
@@ -287,8 +291,17 @@ class Programs:
     # Checks of the functions of a game.
 
     def _shapes(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        with user_code(f"{self._owner}: the game failed in {name}"):
-            return load_jax().eval_shape(function, *arguments)
+        jax = load_jax()
+        what = f"{self._owner}: the game failed in {name}"
+        try:
+            with user_code(what):
+                return jax.eval_shape(function, *arguments)
+        except UserCodeError as error:
+            if not isinstance(error.__cause__, _untraceable(jax)):
+                raise
+            # Messages of JAX are long, and name the function of this module that was traced.
+            reason = f"{type(error.__cause__).__name__}: {_NO_VALUES}"
+            raise UserCodeError(what, reason, error.file, error.line) from error.__cause__
 
     def _example_action(self) -> Any:
         action = self.spaces.action
@@ -323,7 +336,13 @@ class Programs:
         paths = jax.tree_util.tree_leaves_with_path(first)
         others = jax.tree_util.tree_leaves_with_path(second)
         is_same = jax.tree.structure(first) == jax.tree.structure(second)
-        self._require(is_same, f"the {name} of step must have the structure of that of reset")
+        if not is_same:
+            places = {name + jax.tree_util.keystr(path) for path, _ in paths}
+            new = {name + jax.tree_util.keystr(path) for path, _ in others}
+            lacks = f"; it lacks {sorted(places - new)}" if places - new else ""
+            adds = f"; it adds {sorted(new - places)}" if new - places else ""
+            condition = f"the {name} of step must have the structure of that of reset"
+            self._require(False, f"{condition}{lacks}{adds}")
         for (path, one), (_, other) in zip(paths, others, strict=True):
             place = name + jax.tree_util.keystr(path)
             wanted = f"{one.dtype}{list(one.shape)}"
@@ -333,6 +352,16 @@ class Programs:
     def _require(self, holds: bool, condition: str) -> None:
         if not holds:
             raise OutsideError(f"{self._owner}: {condition}")
+
+
+def _untraceable(jax: Any) -> tuple[type[Exception], ...]:
+    """Return the errors of JAX for a traced array whose value is asked for."""
+    errors = jax.errors
+    return (
+        errors.ConcretizationTypeError,
+        errors.TracerArrayConversionError,
+        errors.TracerIntegerConversionError,
+    )
 
 
 _programs: dict[Hashable, Programs] = {}

@@ -37,6 +37,11 @@ def spaces_of(game: Game, observation: Any, owner: str) -> Spaces:
     space = _space_of(observation, declared, owner, "observation", game.pixels_as_bytes)
     entries = read_observation(space, owner=owner, generic=True, outside="warn", tokens=game.tokens)
     action_space = _gymnasium(game.action_space, owner, "action_space")
+    if isinstance(action_space, spaces.Box):
+        is_bounded = action_space.is_bounded()
+        condition = "have finite bounds"
+        remedy = "give it a finite low and high, and scale actions within step"
+        require(owner, "action_space", action_space, is_bounded, condition, remedy=remedy)
     action = read_actions(action_space, owner=owner)
     is_simple = action.tree == 0
     require(owner, "action_space", game.action_space, is_simple, "be one space, no Dict or Tuple")
@@ -97,6 +102,9 @@ def _space_of(value: Any, declared: Any, owner: str, place: str, as_bytes: bool)
         known = getattr(declared, "spaces", {})
         if isinstance(known, tuple | list):
             known = dict(enumerate(known))
+        missing = sorted(str(key) for key in parts if key not in known)
+        if declared is not None and missing:
+            print_once(f"{owner}: {place} has parts that are not in its space: {missing}")
         inner = {}
         for key, part in parts.items():
             found = known.get(key)

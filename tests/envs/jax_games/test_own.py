@@ -222,7 +222,9 @@ def changed(old: str, new: str) -> str:
     ("source", "message"),
     [
         (changed("jax.nn.one_hot(cue, 3)", "1 / 0"), r"ZeroDivisionError.*mylab.py:11"),
-        (changed("1.0 * won", "1.0 if won else 0.0"), r"Error.*mylab.py:16"),
+        (changed("1.0 * won", "1.0 if won else 0.0"), r"have no values .*jnp.where.*mylab.py:16"),
+        (changed("1.0 * won", "float(won)"), r"Error: arrays have no values .*mylab.py:16"),
+        (changed("{**state, \"time\"", "{\"time\""), r"lacks \[\"state\['cue'\]\", .*key"),
         (changed(", {\"success\": won}", ""), r"step_env must be .*got tuple of 4"),
         (changed('"time": time}', '"time": time * 1.0}'), r"time.*int32.*got float32"),
         (changed("time == 4,", "jnp.zeros(2),"), r"terminated must be one number.*\[2\]"),
@@ -250,6 +252,22 @@ def test_numbers_after_the_end_of_an_episode_are_of_no_account(game):
     assert current["step_index"].eq(5).all()
 
 
+def test_a_task_that_is_not_drawn_is_named_before_the_error(game, capsys):
+    source = changed('state["cue"])', 'params["cue"])')
+    game(f"{source}\n    def sample_task(self, key):\n        return {{'cue': 1}}\n")
+    Recall(tasks="own")
+    assert "tasks=own" not in capsys.readouterr().err
+    with pytest.raises(UserCodeError, match="NoneType"):
+        Recall()
+    assert "params are None" in capsys.readouterr().err
+
+
+def test_a_space_without_parts_of_an_observation_is_named(game, capsys):
+    game(f"{CATCH}\n    observation_space = Box(0.0, 1.0, (2,))\n")
+    Catch()
+    assert "not in its space: ['late', 'numbers', 'picture']" in capsys.readouterr().err
+
+
 def test_an_error_of_the_constructor_has_its_line(game):
     game("class Recall:\n    def __init__(self):\n        raise KeyError('width')\n")
     with pytest.raises(UserCodeError, match=r"KeyError: 'width' .*mylab.py:3"):
@@ -262,13 +280,16 @@ def test_an_error_of_the_constructor_has_its_line(game):
         ({"id": "mylab"}, "id"),
         ({"id": "mylab:Missing"}, "Missing"),
         ({"id": "no_such_module:Game"}, "no_such_module"),
-        ({"id": "mylab:Recall", "settings": {"speed": 3}}, "speed"),
+        ({"id": "mylab:Recall", "settings": {"speed": 3}}, "arguments of the constructor"),
         ({"id": "mylab:Recall", "success": "won"}, "success"),
         ({"id": "mylab:Recall", "tasks": "gymnax:make"}, "tasks"),
+        ({"id": "mylab:Recall", "tasks": "mylab:draw"}, "tasks must be null, own, or .*draw"),
+        ({"id": "mylab:Endless"}, "action_space must have finite bounds.*within step"),
         ({"id": "mylab:jnp.zeros"}, "id|shape"),
     ],
 )
 def test_wrong_settings_are_named(game, settings, message):
-    game(RECALL)
+    endless = "action_space = types.SimpleNamespace(low=-jnp.inf, high=jnp.inf, shape=(2,))"
+    game(f"{RECALL}\nimport types\n\nclass Endless(Recall):\n    {endless}\n")
     with pytest.raises((UsageError, OutsideError), match=message):
         JaxEnv(**settings)

@@ -7,6 +7,7 @@ that no agent needs.
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -43,6 +44,12 @@ def read_weights(source: Path) -> dict[str, Tensor]:
         raise
     except FileNotFoundError as error:
         raise UsageError(f"{source}: must be an existing file or folder") from error
+    except UnpicklingError as error:  # its message is a page
+        raise UsageError(
+            f"{file}: must hold tensors alone, it is damaged or holds objects of Python, which "
+            "could run code and are not read",
+            remedy="save the state_dict of the policy by torch.save",
+        ) from error
     except Exception as error:  # damaged files make zipfile, torch and safetensors raise anything
         raise UsageError(
             f"{file}: must hold the weights of an agent, it cannot be read: {one_line(error)}"
@@ -53,7 +60,9 @@ def read_weights(source: Path) -> dict[str, Tensor]:
         is_named = isinstance(name, str) and isinstance(value, Tensor)
         if not is_named or not value.is_floating_point():
             shown = format_value(name)
-            raise UsageError(f"{file}: must hold tensors of numbers by name, {shown} is none")
+            raise UsageError(
+                f"{file}: must hold tensors of real numbers by name, {shown} is no such tensor"
+            )
         value = value.detach().to(torch.float32)
         if not bool(value.isfinite().all()):
             raise UsageError(f"{file}: {printable(name)} must be finite, it has NaN or Inf")
