@@ -170,6 +170,14 @@ def test_scores_are_of_the_errors_of_critics(score, better, worse):
     assert first > second
 
 
+def test_a_new_seed_of_an_equal_score_does_not_replace_one():
+    curriculum = filled(capacity=6)
+    curriculum.observe(played([20], [0.0]))
+    assert curriculum.seeds.tolist() == list(SCORES)
+    curriculum.observe(played([21], [0.1]))
+    assert curriculum.seeds.tolist() == [*list(SCORES)[:-1], 21]
+
+
 @pytest.mark.parametrize("error", [float("nan"), float("inf"), -float("inf")])
 def test_a_diverged_network_scores_nothing(error):
     curriculum = PrioritizedReplay(score="value_loss", min_seeds=1)
