@@ -47,7 +47,7 @@ def drawn(curriculum, num=DRAWS, seed=0):
     new = torch.arange(1000, 1000 + num)
     chosen = curriculum.choose(new, uniform)
     is_new = chosen == new
-    counts = [int((chosen == task_seed).sum()) for task_seed in SCORES]
+    counts = [int((chosen == task_seed).sum()) for task_seed in curriculum.seeds.tolist()]
     assert sum(counts) + int(is_new.sum()) == num
     return [*counts, int(is_new.sum())]
 
@@ -170,11 +170,28 @@ def test_scores_are_of_the_errors_of_critics(score, better, worse):
     assert first > second
 
 
-def test_a_diverged_network_scores_nothing():
+def test_a_new_seed_of_an_equal_score_does_not_replace_one():
+    curriculum = filled(capacity=6)
+    curriculum.observe(played([20], [0.0]))
+    assert curriculum.seeds.tolist() == list(SCORES)
+    curriculum.observe(played([21], [0.1]))
+    assert curriculum.seeds.tolist() == [*list(SCORES)[:-1], 21]
+
+
+@pytest.mark.parametrize("error", [float("nan"), float("inf"), -float("inf")])
+def test_a_diverged_network_scores_nothing(error):
     curriculum = PrioritizedReplay(score="value_loss", min_seeds=1)
-    curriculum.observe(played([1, 2], [float("nan"), 1.0]))
+    curriculum.observe(played([1, 2], [error, 1.0]))
     assert curriculum.scores.tolist() == [0.0, pytest.approx(1.0 * (1 + 1 + 0.9 * 0.95) / 2)]
     assert curriculum.probabilities().isfinite().all()
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-3, 1e-2])
+def test_equal_scores_share_all_draws_at_any_temperature(temperature):
+    curriculum = PrioritizedReplay(temperature=temperature, staleness=0.0)
+    assert curriculum.probabilities().tolist() == []
+    curriculum.observe(played([*range(32), 99], [1.0] * 32 + [0.0]))
+    assert curriculum.probabilities().tolist() == pytest.approx([1 / 32] * 32 + [0.0])
 
 
 def test_what_is_solved_now_and_then_is_learned_most_from():

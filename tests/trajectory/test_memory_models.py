@@ -211,3 +211,12 @@ def test_channels_of_an_lru_begin_within_their_time_constants_and_phases():
     assert 45 < constants.max() <= 50.01
     assert phases.min() > 0
     assert 0.95 < phases.max() <= 1.0
+
+
+@pytest.mark.parametrize("longest", [10.0, 1e8, 1e12])
+def test_gains_of_an_lru_begin_as_in_the_formula_however_long_it_keeps(longest):
+    torch.manual_seed(0)
+    block = LRUEncoder(4, d_model=64, max_time_constant=longest).blocks[0]
+    magnitude = (-block.log_rate.double().exp()).exp()
+    expected = (1 - magnitude.square()).sqrt().log()
+    torch.testing.assert_close(block.log_gain.double(), expected, rtol=1e-4, atol=1e-4)

@@ -123,7 +123,12 @@ class PrioritizedReplay:
 
     def probabilities(self) -> Tensor:
         """Return the probabilities ``[K]`` float64 with which a replay draws the seeds."""
-        by_score = self._ranks().pow(-1.0 / self.temperature)
+        if not len(self):
+            return torch.zeros(0, dtype=torch.float64)
+        ranks = self._ranks()
+        # Relative to the first rank, which may be a shared one: at a small temperature, all powers
+        # could vanish otherwise.
+        by_score = (ranks / ranks.min()).pow(-1.0 / self.temperature)
         by_score = by_score / by_score.sum()
         age = (self._num_observed - self._table["observed"]).to(torch.float64)
         total = age.sum()
@@ -181,7 +186,7 @@ class PrioritizedReplay:
         else:
             scores = value_loss(td, 0.0)
         # Values of a diverged network have no rank.
-        return scores.to(torch.float64).nan_to_num(nan=0.0).tolist()
+        return scores.to(torch.float64).nan_to_num(nan=0.0, posinf=0.0).tolist()
 
     def _add(self, seed: int, score: float, success: float) -> None:
         """Write an episode into the table, unless the seed is new and not worth a place."""

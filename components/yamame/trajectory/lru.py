@@ -60,10 +60,11 @@ class LRUBlock(RecurrentBlock):
 
         log_time_constant = torch.empty(d_model).uniform_(0.0, math.log(max_time_constant))
         phase = max_phase * (1 - torch.rand(d_model))  # above zero
-        magnitude = (-(-log_time_constant).exp()).exp()
+        rate = (-log_time_constant).exp()
         self.log_rate = nn.Parameter(-log_time_constant)  # nu
         self.log_phase = nn.Parameter(phase.log())  # theta
-        self.log_gain = nn.Parameter((1 - magnitude.square()).sqrt().log())  # of gamma
+        # 1 - |lambda|^2 would be rounded to zero for a long time constant.
+        self.log_gain = nn.Parameter((-torch.expm1(-2 * rate)).sqrt().log())  # of gamma
 
     def sequence(self, x: Tensor, is_init: Tensor) -> Tensor:
         """Apply the recurrence to sequences; see `RecurrentBlock.sequence`."""

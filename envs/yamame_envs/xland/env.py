@@ -5,6 +5,7 @@ arXiv 2312.12044; xminigrid 0.9.3.
 """
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -151,6 +152,10 @@ class XLand(BatchedEnv):
     @classmethod
     def _distribution_of(cls, level: Level | Mapping[str, Any]) -> Distribution:
         if isinstance(level, Mapping):
+            names = tuple(signature(Distribution).parameters)
+            is_known = set(level) <= set(names)
+            condition = f"have no other keys than {', '.join(names)}"
+            require(cls.__name__, "level", sorted(map(str, level)), is_known, condition)
             return Distribution(**level)
         require_choice(cls.__name__, "level", level, tuple(LEVELS))
         return LEVELS[level]

@@ -212,6 +212,7 @@ def test_rules_are_applied_in_play():
         ({"split": "held-out"}, "split"),
         ({"split_by": "objects"}, "split_by"),
         ({"level": {"depth": 9}}, "depth"),
+        ({"level": {"depht": 1}}, "level"),
     ],
 )
 def test_settings_out_of_range_are_named(settings, name):
