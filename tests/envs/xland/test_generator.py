@@ -106,3 +106,11 @@ def test_the_same_ruleset_written_otherwise_is_the_same():
 def test_numbers_out_of_range_are_named(name, value):
     with pytest.raises(ValueError, match=f"Distribution: {name} must be"):
         Distribution(**{name: value})
+
+
+def test_two_tiles_near_each_other_have_no_order():
+    one, other = (3, 1), (4, 2)
+    goal = torch.tensor([[4, *one, *other], [4, *other, *one]], dtype=torch.uint8)
+    rules = torch.tensor([[[3, *one, *other, 5, 1]], [[3, *other, *one, 5, 1]]], dtype=torch.uint8)
+    for first, second in canonical({"goal": goal, "rules": rules}).values():
+        assert torch.equal(first, second)
