@@ -114,7 +114,7 @@ def naive(make, row, actions, *, num_trials, horizon=None, num_warmup=0, seed=0)
     size = inner.observation_spec["prev_action"].shape[-1]
     passed = [
         key
-        for key in ("observation", "hidden", "goal", "aborted")
+        for key in ("observation", "direction", "hidden", "goal", "aborted")
         if key in inner.observation_spec.keys()
     ]
     tells_success = "success" in inner.observation_spec.keys()

@@ -61,6 +61,7 @@ ELSEWHERE |= {
     *(f"reproduce/rsm/{path.stem}" for path in CONF.glob("reproduce/rsm/*")),
 }
 ELSEWHERE |= {f"data/{name}" for name in ("hdf5", "minari", "none", "npz", "runs", "torchrl")}
+ELSEWHERE |= {"curriculum/none", "curriculum/plr", "data/amago", "hydra/launcher/local"}
 """Choices of all runs here, and of tests of their own."""
 
 

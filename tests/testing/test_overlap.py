@@ -35,6 +35,7 @@ ENVS = {
     "room and start": partial(DarkKeyDoor, size=4, split_by="rooms_and_starts"),
     "lake": partial(MetaFrozenLake, size=4),
     "hard lake": partial(MetaFrozenLake, size=4, hard=True),
+    "objects": partial(yamame_envs.XLand, size=6),
 }
 WITHOUT_SPLIT = {
     yamame_envs.PassiveTMaze,

@@ -37,7 +37,8 @@ SEGMENTS = BLOCKS | {"num_heads", "ff_factor", "dropout", "segment_length", "num
 BOUNDED = {
     TrajectoryEncoder: {"in_features", "out_features", "context_length"},
     TransformerEncoder: BLOCKS
-    | {"num_heads", "ff_factor", "dropout", "context_length", "window", "sinks", "num_positions"},
+    | {"num_heads", "ff_factor", "d_ff", "dropout", "context_length", "window", "sinks"}
+    | {"num_positions"},
     GRUEncoder: CELLS,
     LSTMEncoder: CELLS,
     LinearRecurrentEncoder: RECURRENT | {"expansion"},

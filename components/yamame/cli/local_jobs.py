@@ -65,7 +65,7 @@ def place_jobs(
         jobs_per_device: Largest number of jobs on one GPU.
         gpus: Names of the GPUs that this process sees, as in ``CUDA_VISIBLE_DEVICES``.
 
-    >>> place = place_jobs({"cuda"}, num_jobs=8, n_jobs=-1, jobs_per_device=2, gpus=["4", "5"])
+    >>> place = place_jobs({"cuda"}, num_jobs=8, n_jobs=4, jobs_per_device=2, gpus=["4", "5"])
     >>> place.num_workers, place.visible
     (4, ['4', '5', '4', '5'])
     """
