@@ -67,7 +67,8 @@ def learned(learn, overrides, given, folder):
 
 def rank_of(world: int, rank: int, port: int, learn, data, folder: Path) -> None:
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-    os.environ |= {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    # As on two machines: each process has an emulated device of its own.
+    os.environ |= {**place, "RANK": str(rank), "LOCAL_RANK": "0"}
     recorded = ()
     if world > 1:
         os.environ["TORCHELASTIC_RUN_ID"] = "test"

@@ -89,7 +89,7 @@ def test_a_disk_that_fails_while_a_run_saves_is_one_line_and_the_run_goes_on_aft
     check_goes_on(finished, play, folder, components, differing)
 
 
-@pytest.mark.parametrize(("limit", "file"), [(100_000, "checkpoints/step-"), (4000, "replay/")])
+@pytest.mark.parametrize(("limit", "file"), [(100_000, "checkpoints/step-"), (5000, "replay/")])
 def test_a_file_that_may_not_grow_is_one_line_and_the_run_goes_on_afterwards(
     finished, play, tmp_path, components, differing, limit, file
 ):

@@ -26,7 +26,11 @@ def test_every_encoder_on_the_command_line_keeps_the_laws(choice, skip_if_missin
     except ValueError as error:
         skip_if_missing(str(error))
         raise
-    check_trajectory_encoder(encoder, batch_size=2, length=8, has_memory=choice != "memoryless")
+    # Exponential gates of the mLSTM enlarge rounding errors.
+    atol = 1e-4 if choice == "mlstm" else 1e-5
+    check_trajectory_encoder(
+        encoder, batch_size=2, length=8, has_memory=choice != "memoryless", atol=atol
+    )
 
 
 def test_those_that_are_left_out_exist():
