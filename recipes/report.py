@@ -3,7 +3,7 @@
     yamame report [key=value]                    # --help lists the keys
     yamame report runs=[maze-*,tmaze-0] directory=report/mazes
     yamame report strict=true                    # exit status 1 if a result is too low
-    yamame report evidence=docs/results tables=[README.md,docs/results.md]
+    yamame report evidence=docs/results tables=[README.md,docs/benchmarks.md]
     # without a store
     yamame report evidence=docs/results tables=README.md store.tracking_uri=null
 

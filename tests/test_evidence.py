@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "docs" / "results"
-TABLES = ("README.md", "docs/results.md", "docs/leaderboard.md", "docs/howto/memory_models.md")
+TABLES = ("README.md", "docs/benchmarks.md", "docs/leaderboard.md", "docs/howto/memory_models.md")
 """Pages with marked tables."""
 PROSE = (
     *("README.md", "zoo/README.md"),
