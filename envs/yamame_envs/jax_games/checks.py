@@ -47,7 +47,7 @@ def check_length(owner: str, hook: str, result: Any, *forms: str) -> None:
     is_sequence = isinstance(result, tuple | list)
     if is_sequence and len(result) in lengths:
         return
-    got = type(result).__name__
+    got = kind_of(result)
     if is_sequence:
         got = f"{got} of {len(result)}"
     raise OutsideError(f"{owner}: the result of {hook} must be {' or '.join(forms)}, got {got}")
@@ -72,8 +72,8 @@ def arrays(owner: str, place: str, tree: Any) -> Any:
         except (TypeError, ValueError, OverflowError) as error:
             name = place + jax.tree_util.keystr(path)
             condition = "be an array, or a number that JAX can hold"
-            got = type(value).__name__
-            raise OutsideError(f"{owner}: {name} must {condition}, got {got}") from error
+            message = f"{owner}: {name} must {condition}, got {kind_of(value)}"
+            raise OutsideError(message) from error
         return array if is_key(array) else jax.lax.convert_element_type(array, array.dtype)
 
     try:
@@ -93,7 +93,7 @@ def check_number(owner: str, name: str, value: Any) -> None:
     shape = getattr(value, "shape", None)
     got = ""
     if shape is None:
-        got = type(value).__name__
+        got = kind_of(value)
     elif int(np.prod(shape)) != 1:
         got = f"shape {list(shape)}"
     elif not is_real(value.dtype):
@@ -144,6 +144,11 @@ def check_same(owner: str, name: str, first: Any, second: Any) -> None:
         if wanted != got:
             message = f"{place} must be {wanted} as in reset, got {got} in step"
             raise OutsideError(f"{owner}: {message}")
+
+
+def kind_of(value: Any) -> str:
+    """Return the name of a value's type for messages, as a traced array has one of JAX's own."""
+    return "an array" if hasattr(value, "dtype") else type(value).__name__
 
 
 def is_real(dtype: Any) -> bool:

@@ -49,6 +49,9 @@ class JaxEnv(ContextEnv):
     folded into that. Without ``tasks``, attempts share the key of their reset, so that trials begin
     alike and their noise differs.
 
+    An env plays the same with any number of envs beside it, up to rounding where the game sums many
+    real numbers: XLA orders the terms of a sum by the number of envs.
+
     Observations and actions are converted as those of Gymnasium environments (`yamame_envs.Gym`):
     an array is the entry ``observation``, and parts of dictionaries and tuples are nested below it.
 

@@ -27,7 +27,8 @@ class Game:
     Attributes:
         reset: Function ``(key, task) -> (observation, state)``.
         step: Function ``(key, state, action, task) -> (observation, state, reward, terminated,
-            truncated, info)``. ``info`` is a dictionary, in which success may be told.
+            truncated, info)``. An episode that is both is terminated. ``info`` is a dictionary, in
+            which success may be told, or None.
         action_space: Space of an action: of Gymnax or Gymnasium, or any object with ``n``, with
             ``nvec``, or with ``low``, ``high`` and ``shape``.
         observation_space: Space of an observation. None: dtypes and shapes tell.
@@ -93,7 +94,8 @@ def gymnax_game(
 ) -> Game:
     """Return the game of an environment with Gymnax's interface.
 
-    A task replaces the parameters: all of them, or the fields that a dictionary names.
+    A task replaces the parameters: all of them, or the fields that a dictionary names. Where the
+    info of a step has ``truncated``, an episode that is done by it is cut off, and not terminated.
 
     Args:
         env: Environment with ``reset_env``, ``step_env``, and ``action_space(params)`` or

@@ -22,6 +22,7 @@ from yamame_envs.jax_games.checks import (
     check_real,
     check_same,
     check_takes,
+    kind_of,
 )
 from yamame_envs.jax_games.game import Game
 from yamame_envs.jax_games.runtime import KEY_TYPE, is_key, is_plain, load_jax
@@ -108,7 +109,7 @@ class Programs:
             if game.draw_task is not None:
                 check_takes(owner, "draw_task", game.draw_task, "key")
                 task = self._shapes("draw_task", self._draw_words, word)
-                check_real(owner, "the task", task)
+                check_real(owner, "task", task)
             observation, state = self._shapes("reset", self._raw_reset, word, task)
             self.spaces = spaces_of(game, observation, owner)
             action = self._example_action()
@@ -129,7 +130,7 @@ class Programs:
 
     def _draw_words(self, word: Any) -> Any:
         assert self.game.draw_task is not None
-        task = arrays(self._owner, "the task", self.game.draw_task(_key(word)))
+        task = arrays(self._owner, "task", self.game.draw_task(_key(word)))
         self._generators["task"] = _generators_of(task)
         return _as_words(task)
 
@@ -150,8 +151,7 @@ class Programs:
         made = [arrays(self._owner, name, value) for name, value in named]
         info = {} if result[5] is None else result[5]
         if not isinstance(info, Mapping):
-            got = type(info).__name__
-            raise OutsideError(f"{self._owner}: the info must be a dictionary, got {got}")
+            raise OutsideError(f"{self._owner}: info must be a dictionary, got {kind_of(info)}")
         return (*made, info)
 
     def _example_step(self, word: Any, state: Any, action: Any, task: Any) -> tuple[Any, ...]:

@@ -197,7 +197,8 @@ def test_rules_are_applied_in_play():
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        ({"rooms": "R3"}, "name"),
+        ({"rooms": "R3"}, "XLand: rooms"),
+        ({"rooms": ["R1"]}, "rooms"),
         ({"rooms": "R4", "size": 10}, "size"),
         ({"rooms": "R9", "size": 15}, "size"),
         ({"rooms": "R6", "size": 8}, "size"),
@@ -211,7 +212,7 @@ def test_rules_are_applied_in_play():
         ({"reward": "none"}, "reward"),
         ({"split": "held-out"}, "split"),
         ({"split_by": "objects"}, "split_by"),
-        ({"level": {"depth": 9}}, "depth"),
+        ({"level": {"depth": 9}}, r"level\.depth"),
         ({"level": {"depht": 1}}, "level"),
     ],
 )
