@@ -12,7 +12,7 @@ from yamame.system.messages import print_once
 from yamame_envs.jax_games.checks import check_length, check_takes
 from yamame_envs.jax_games.runtime import load_numpy
 
-LIMITS = ("max_steps_in_episode", "max_timesteps", "max_steps")
+LIMITS = ("max_steps_in_episode", "max_timesteps", "max_steps", "max_episode_length")
 """Names of the time limit in the parameters of a game, or in the game itself."""
 _GYMNAX_BASE = "gymnax.environments.environment"
 
@@ -179,13 +179,19 @@ def replaced(params: Any, task: Any, owner: str) -> Any:
 
 
 def time_limit_of(*places: Any) -> int | None:
-    """Return the time limit that parameters, or an environment, have; None if there is none."""
+    """Return the time limit that parameters, or an environment, have; None if there is none.
+
+    >>> time_limit_of({"max_steps": 20}, None), time_limit_of(None)
+    (20, None)
+    """
+    found = []
     for place in places:
         for name in LIMITS:
             value = place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
             if value is not None:
-                return int(value)
-    return None
+                found.append(int(value))
+    # Parameters of Gymnax have a limit of 1 where the game keeps its own elsewhere.
+    return next((limit for limit in found if limit != 1), found[0] if found else None)
 
 
 def _ends(env: Any, state: Any, params: Any, done: Any, info: Any) -> tuple[Any, Any]:

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from yamame.checks import UsageError
+from yamame.files.building import build_node
 from yamame.system.messages import one_line
 from yamame_envs import JaxEnv, RepeatedTrials
 from yamame_envs.adapters.extras import MissingExtra
@@ -22,7 +24,7 @@ GAMES = {
         "settings": {"height": 6, "width": 6, "view_size": 5, "max_steps": 9},
     },
     "craftax": {"id": "craftax:Craftax-Classic-Symbolic-v1", "settings": {"max_timesteps": 6}},
-    "popgym_arcade": {"id": "popgym_arcade:AutoEncodeEasy", "time_limit": 5},
+    "popgym_arcade": {"id": "popgym_arcade:SkittlesEasy", "time_limit": 5},
 }
 """A game of each library, with settings that end episodes soon."""
 NUM_STEPS = {"gymnax": 30, "xminigrid": 20, "craftax": 12, "popgym_arcade": 12}
@@ -85,6 +87,28 @@ def test_trials_repeat_a_task_and_its_first_timestep(library):
         num_trials += int(begins.sum())
         assert (current["observation"][begins] == first[begins]).all()
     assert num_trials > 1
+
+
+def test_unknown_ids_and_settings_of_a_library_are_named_by_their_key(library):
+    node = {"_target_": "yamame_envs.JaxEnv", "num_envs": 1}
+    unknown = {"id": f"{library}:NoSuchGame"}
+    for wrong, key in (
+        (unknown, "env.id: must "),
+        ({**unknown, "settings": {"max_steps": 3}}, "env.id: must "),
+        ({**GAMES[library], "settings": {"no_such_setting": 3}}, "env.settings"),
+    ):
+        with pytest.raises(UsageError) as raised:
+            build_node({**node, **wrong}, "env")
+        assert str(raised.value).startswith(key)
+        assert "\n" not in str(raised.value)
+
+
+def test_games_of_arcade_end_at_their_own_limits_and_not_at_that_of_their_base_class():
+    pytest.importorskip("popgym_arcade")
+    limits = {}
+    for name in ("CartPoleEasy", "SkittlesEasy", "BattleShipEasy"):
+        limits[name] = JaxEnv(id=f"popgym_arcade:{name}").time_limit
+    assert limits == {"CartPoleEasy": 200, "SkittlesEasy": 100, "BattleShipEasy": 64}
 
 
 def rules(key):
