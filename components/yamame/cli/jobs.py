@@ -76,6 +76,11 @@ def command() -> str:
     return shlex.join([*start, *_places(), *overrides()])
 
 
+def printed_command() -> str:
+    """Return `command` as it is typed where the package is installed."""
+    return shlex.join(["yamame", HydraConfig.get().job.name, *_places(), *overrides()])
+
+
 def _places() -> list[str]:
     """Return the arguments that name YAML files of the user."""
     hydra_config = HydraConfig.get()

@@ -16,6 +16,8 @@ from yamame.report.groups import Group, Section
 from yamame.tracking.history import Axis
 from yamame.tracking.metrics import label_of
 
+FEWEST_SEEDS = 3
+"""Runs from which on an interval is shown: that of two is wider than what is possible."""
 _MOST_POINTS = 200
 _MOST_TRAINING_POINTS = 60
 _LONGEST_NAME = 80
@@ -234,7 +236,7 @@ def mean_curve(
 
     Returns:
         None if there is no line or a line has no points. A curve without points if no position lies
-        on all lines.
+        on all lines. Two lines have no interval.
     """
     positions = [x for x, _ in lines]
     if not lines or min(map(len, positions)) == 0:
@@ -256,6 +258,8 @@ def mean_curve(
     method = resampling.method(len(lines))
     if method is None:
         return Curve(grid, mean, alone, runs, None if alone is None else alone_method)
+    if len(lines) < FEWEST_SEEDS:
+        return Curve(grid, mean, runs=runs)
     low, high = resampling.interval([table], np.mean)
     if share:
         # Student's interval does not know that a share lies between 0 and 1.
