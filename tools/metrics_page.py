@@ -93,6 +93,11 @@ SECTIONS = {
         "Tasks",
         "Logged after each iteration with [`curriculum=plr`](howto/curriculum.md).",
     ),
+    "objective": (
+        "Sweeps",
+        "Logged by the parent run of a sweep. It also has `eval/success_mean`, `eval/return_mean`, "
+        "`cost/env_steps` and `cost/cpu_s`: means over the jobs that ended, of their last values.",
+    ),
     "cost/": ("Costs", "Logged at each evaluation."),
     "system/": (
         "Machine",
@@ -108,6 +113,8 @@ SECTIONS = {
     ),
 }
 """Heading and introduction of every prefix, in the order of the page."""
+FURTHER = {"objective": ("mean/", "best/")}
+"""Further prefixes of a section."""
 
 
 def page() -> str:
@@ -115,7 +122,8 @@ def page() -> str:
     curves = table(("curve", "in order", "otherwise"), CURVES)
     parts = [f"{INTRODUCTION}{curves}", TERMS]
     for prefix, (heading, introduction) in SECTIONS.items():
-        rows = [row(metric) for metric in METRICS if metric.name.startswith(prefix)]
+        prefixes = (prefix, *FURTHER.get(prefix, ()))
+        rows = [row(metric) for metric in METRICS if metric.name.startswith(prefixes)]
         metrics = table(("metric", "meaning", "unit", "values"), rows)
         parts.append(f"## {heading}\n\n{introduction}\n\n{metrics}")
     return "\n".join(parts)

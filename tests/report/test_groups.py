@@ -273,7 +273,7 @@ def test_runs_of_two_recipes_share_no_section_and_the_experiment_expects_nothing
     )
     sections, _ = make_sections([ppo, train])
     assert [(section.title, section.base.runs) for section in sections] == [
-        ("dark (Maze, ppo.py)", (ppo,)),
+        ("dark (Maze, yamame ppo)", (ppo,)),
         ("dark (Maze)", (train,)),
     ]
     assert [section.expected is None for section in sections] == [True, False]

@@ -7,6 +7,7 @@ _CLUSTER = "yamame.collectors.cluster"
 _THROUGHPUT = "yamame.collectors.throughput"
 _SYSTEM = "yamame.tracking.costs"
 _CURRICULUM = "yamame.curriculum.prioritized"
+_SWEEP = "yamame.tracking.sweep"
 
 RUNNING: tuple[Metric, ...] = (
     Metric(
@@ -191,6 +192,36 @@ RUNNING: tuple[Metric, ...] = (
         "yamame.runs.histories",
         "Mean reward per step in the first and in the last tenth of the collected histories.",
         "The last tenth is higher: otherwise histories show no learning to imitate.",
+    ),
+    Metric(
+        "objective",
+        "objective of each job",
+        "success or return",
+        _SWEEP,
+        "Last `eval/success_mean` of a job, or its `eval/return_mean` without success. The step is "
+        "the number of the job.",
+    ),
+    Metric(
+        "objective_<best,mean>",
+        "objective of the jobs",
+        "success or return",
+        _SWEEP,
+        "Largest objective of the jobs, and their mean.",
+    ),
+    Metric(
+        "mean/<group>",
+        "mean objective of a group",
+        "success or return",
+        _SWEEP,
+        "Mean objective of the jobs that differ in their seed alone, if there are several groups.",
+    ),
+    Metric(
+        "best/eval/<success_mean,return_mean>",
+        "score of the best job",
+        "that of the score",
+        _SWEEP,
+        "Largest last value of the jobs that ended.",
+        "Larger than the expected score of another run: it is the best of several.",
     ),
 )
 """Metrics under all other prefixes."""

@@ -235,6 +235,14 @@ TRAINING: tuple[Metric, ...] = (
         "that limit.",
     ),
     Metric(
+        "train/explained_variance",
+        "explained variance of the value targets",
+        "share",
+        _PPO,
+        "`1 - Var(target - value) / Var(target)` over the transitions of a minibatch.",
+        "Rises towards 1. 0: values predict no better than a constant; below 0: worse.",
+    ),
+    Metric(
         "train/kl_approx",
         "estimated divergence from the policy that acted",
         "nats",
