@@ -4,9 +4,11 @@
     python tools/thumbnails.py tmaze minigrid   # these alone
     python tools/thumbnails.py --out /tmp/pictures --seed 3
 
-Random actions play a few steps, then the environment draws itself. Where it cannot, a picture in its
-observation is taken, or else the numbers that it shows over time: one column per step. MuJoCo needs
-``MUJOCO_GL=egl`` (or ``osmesa``) on a machine without a screen, pygame ``SDL_VIDEODRIVER=dummy``.
+Random actions play a few steps, then the environment draws itself. If it cannot, the picture in its
+observation is used, or else its numbers over time, one column per step. Packages that are missing
+are left out: games in JAX need one environment for ``gymnax``, ``craftax`` and ``xland``, and one
+for ``arcade``. On a machine without a screen, MuJoCo needs ``MUJOCO_GL=egl`` (or ``osmesa``) and
+pygame ``SDL_VIDEODRIVER=dummy``.
 """
 
 import argparse
@@ -64,10 +66,10 @@ SETTINGS = {
     "jax_gymnax": "env=jax env.id=gymnax:MemoryChain-bsuite",
     "jax_arcade": "env=jax env.id=popgym_arcade:MineSweeperEasy",
     "jax_craftax": "env=jax env.id=craftax:Craftax-Classic-Pixels-v1",
-    "jax_xland": "env=jax env.id=xminigrid:XLand-MiniGrid-R1-9x9",
+    "jax_xland": "env=jax env.id=xminigrid:MiniGrid-MemoryS16",
 }
 """Overrides of each picture."""
-SEEDS = {"crafter": 5}
+SEEDS = {"crafter": 5, "multi_domain": 4}
 MORE_STEPS = {"atari": 60}
 """Steps where a picture shows little after `STEPS`."""
 
@@ -134,7 +136,8 @@ def picture_of(timestep: TensorDictBase) -> Picture | None:
 def numbers_over_time(env: EnvBase, timestep: TensorDictBase) -> Picture:
     """Draw what the first env observes at `COLUMNS` timesteps, one column each.
 
-    Each row is one number of the observation, from its least value (light) to its largest (dark).
+    Each row is one number of the observation that changes, from its least value (light) to its
+    largest (dark).
     """
     columns = []
     for _ in range(COLUMNS):
@@ -146,10 +149,12 @@ def numbers_over_time(env: EnvBase, timestep: TensorDictBase) -> Picture:
         columns.append(torch.cat(parts))
         _, timestep = env.step_and_maybe_reset(env.rand_action(timestep))
     numbers = torch.stack(columns, 1).numpy()
+    varies = numbers.max(1) > numbers.min(1)
+    numbers = numbers[varies] if varies.any() else numbers
 
     low = numbers.min(1, keepdims=True)
-    span = numbers.max(1, keepdims=True) - low
-    share = ((numbers - low) / np.where(span == 0, 1, span))[..., None]
+    span = np.maximum(numbers.max(1, keepdims=True) - low, 1e-9)
+    share = ((numbers - low) / span)[..., None]
     cells = np.array(Palette.FLOOR) * (1 - share) + np.array(Palette.AGENT) * share
     picture: Picture = cells.round().astype(np.uint8)
     # Few rows are drawn taller.
@@ -163,7 +168,9 @@ def thumbnail(picture: Picture) -> Image.Image:
     # Small pictures are enlarged without blur, by whole factors.
     factor = min(SIZE[0] // image.width, SIZE[1] // image.height)
     if factor > 1:
-        image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+        image = image.resize(
+            (image.width * factor, image.height * factor), Image.Resampling.NEAREST
+        )
     image.thumbnail(SIZE, Image.Resampling.LANCZOS)
     return image.quantize(COLOURS)
 
