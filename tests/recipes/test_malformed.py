@@ -347,6 +347,8 @@ REPORTED = [
     ("train", ["-m", "seed=range(0,100000000)"]),
     ("train", ["-m", "hydra.sweeper.params.seed=1,2"]),
     ("sync", ["run=[]"]),
+    ("report", ["tables=1"]),
+    ("sync", ["run=trained", "++surprise={a:1}"]),
 ]
 
 
