@@ -281,7 +281,7 @@ def test_an_error_of_the_constructor_has_its_line(game):
         ({"id": "mylab"}, "id"),
         ({"id": "mylab:Missing"}, "Missing"),
         ({"id": "no_such_module:Game"}, "no_such_module"),
-        ({"id": "mylab:Recall", "settings": {"speed": 3}}, "arguments of the constructor"),
+        ({"id": "mylab:Recall", "settings": {"speed": 3}}, r"settings\.speed must be left out"),
         ({"id": "mylab:Recall", "success": "won"}, "success"),
         ({"id": "mylab:Recall", "tasks": "gymnax:make"}, "tasks"),
         ({"id": "mylab:Recall", "tasks": "mylab:draw"}, "tasks must be null, own, or .*draw"),
