@@ -304,7 +304,6 @@ def test_wrong_settings_are_named(game, settings, message):
         ({"id": "mylab:NUMBER"}, "env.id"),
         ({"settings": [1]}, "env.settings"),
         ({"settings": {"speed": 3}}, "env.settings.speed"),
-        ({"settings": {"cues": "many"}}, "env.settings"),
         ({"settings": {"max_steps": 0}}, "env.time_limit"),
         ({"time_limit": 0}, "env.time_limit"),
         ({"success": "won"}, "env.success"),
@@ -313,10 +312,9 @@ def test_wrong_settings_are_named(game, settings, message):
     ],
 )
 def test_an_error_in_a_configuration_begins_with_its_key(game, settings, key):
-    made = "    def __init__(self, cues=3, max_steps=9):\n"
-    made += "        self.num_actions, self.max_steps = round(cues), max_steps\n"
+    made = "    def __init__(self, max_steps=9):\n        self.max_steps = max_steps\n"
     game(f"{RECALL}\nNUMBER = 3\n\nclass Timed(Recall):\n{made}")
-    node = {"_target_": "yamame_envs.JaxEnv", "id": "mylab:Timed", "num_envs": 2}
+    node = {"_target_": "yamame_envs.JaxEnv", "id": "mylab:Timed", "time_limit": "registered"}
     build_node(node, "env")
     with pytest.raises(UsageError) as raised:
         build_node({**node, **settings}, "env")
