@@ -52,8 +52,11 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turn links to files of the repository into links to their pages."""
+    """Turn links to files of the repository into links to their pages; widen the home page."""
     here = page.file.src_uri
+    if here == "index.md":
+        # In the page itself, GitHub would show it as a table.
+        page.meta["hide"] = ["navigation", "toc"]
     origin = here.removeprefix("source/") if here.startswith("source/") else f"docs/{here}"
 
     def replace(match: re.Match[str]) -> str:
