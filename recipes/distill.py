@@ -1,8 +1,8 @@
 """Distil learning itself into one in-context agent: algorithm distillation (arXiv 2210.14215).
 
-    python recipes/distill.py [group=choice] [key=value]        # --help lists groups and keys
-    python recipes/distill.py run.name=mine
-    python recipes/distill.py run.name=mine resume=true
+    yamame distill [group=choice] [key=value]        # --help lists groups and keys
+    yamame distill run.name=mine
+    yamame distill run.name=mine resume=true
 
 First, many small learners learn one task each, in episodes of `source.horizon` steps with many
 trials. Their whole histories, from the first to the last trial, are stored. Then the encoder and

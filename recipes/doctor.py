@@ -1,8 +1,8 @@
 """Check what a run of train needs, try it for some seconds, and forecast what the whole run takes.
 
-    python recipes/doctor.py env=mazerunner encoder=gru
-    python recipes/doctor.py experiment=cpu_tmaze measure.seconds=60
-    python recipes/doctor.py env=gym env.id=mylab.envs:make trust=[mylab.]
+    yamame doctor env=mazerunner encoder=gru
+    yamame doctor experiment=cpu_tmaze measure.seconds=60
+    yamame doctor env=gym env.id=mylab.envs:make trust=[mylab.]
 
 Options are those of recipes/train.py. The trial is the run itself, with updates from the first
 episodes on and without a tracker, in a folder below run.root that is deleted afterwards. The

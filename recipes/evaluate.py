@@ -1,9 +1,9 @@
 """Evaluate trained runs on held-out tasks: return, success and in-context curves, with intervals.
 
-    python recipes/evaluate.py run=runs/mine [key=value]      # --help lists the keys
-    python recipes/evaluate.py run=runs/mine env.size=13 context_length=2048 control=true
-    python recipes/evaluate.py run=[runs/a,runs/b] against=[runs/c,runs/d]
-    python recipes/evaluate.py run=runs/mine diagnose=all     # its memory: docs/howto/diagnose.md
+    yamame evaluate run=runs/mine [key=value]      # --help lists the keys
+    yamame evaluate run=runs/mine env.size=13 context_length=2048 control=true
+    yamame evaluate run=[runs/a,runs/b] against=[runs/c,runs/d]
+    yamame evaluate run=runs/mine diagnose=all     # its memory: docs/howto/diagnose.md
 
 A run is a directory, a checkpoint file or the id of an MLflow run. All runs play the same held-out
 tasks: not those that chose the best checkpoint in training, unless ``seed`` is set to that of

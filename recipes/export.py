@@ -1,8 +1,8 @@
 """Export a trained agent for programs that have neither its environment nor Hydra.
 
-    python recipes/export.py run=runs/mine path=agents/mine              # a folder for yamame.load
-    python recipes/export.py run=runs/mine path=mine.onnx greedy=true    # the acting step; or .pt2
-    python recipes/export.py run=runs/mine path=models/mine mlflow=true  # an MLflow model
+    yamame export run=runs/mine path=agents/mine              # a folder for yamame.load
+    yamame export run=runs/mine path=mine.onnx greedy=true    # the acting step; or .pt2
+    yamame export run=runs/mine path=models/mine mlflow=true  # an MLflow model
 
 Checkpoints of earlier versions do not hold the agent's spaces. For them the environment is built.
 """

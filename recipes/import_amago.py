@@ -1,7 +1,7 @@
 """Import an agent that AMAGO's own code (version 3.3) has trained, as a folder for every recipe.
 
-    python recipes/import_amago.py amago.weights=demo/ckpts/latest/policy.pt amago.path=agents/demo
-    python recipes/import_amago.py amago.weights=demo/ckpts/training_states/demo_epoch_50
+    yamame import_amago amago.weights=demo/ckpts/latest/policy.pt amago.path=agents/demo
+    yamame import_amago amago.weights=demo/ckpts/training_states/demo_epoch_50
         amago.path=agents/demo amago.max_seq_len=128 env=gym env.id=CartPole-v1
 
 The environment is that of the agent, with AMAGO's names of observations; options of the environment

@@ -1,14 +1,14 @@
 """Train on every task of a suite with the same settings, and score or compare the results.
 
-    python recipes/leaderboard.py dev                               # --help lists the keys
-    python recipes/leaderboard.py dev seeds=[0,1,2] cpu_s=[60] tasks=[tmaze_100,lake_4x4]
-    python recipes/leaderboard.py dev page=gru.md baseline=leaderboard/dev-cpu.csv \
+    yamame leaderboard dev                               # --help lists the keys
+    yamame leaderboard dev seeds=[0,1,2] cpu_s=[60] tasks=[tmaze_100,lake_4x4]
+    yamame leaderboard dev page=gru.md baseline=leaderboard/dev-cpu.csv \
         overrides=[encoder=gru]
-    python recipes/leaderboard.py popgym tier=gpu only_check=true   # print the commands
+    yamame leaderboard popgym tier=gpu only_check=true   # print the commands
 
 The suite's file in conf/suite has the tasks and the numbers to compare with, with their sources. A
 run scores 0 for the result of random actions and 1 for the best known one (`yamame.report.scores`).
-Runs are those of `python recipes/train.py`: a finished run is not repeated, an interrupted one is
+Runs are those of `yamame train`: a finished run is not repeated, an interrupted one is
 resumed, and one that fails does not stop the others. The table of the page is a marked one
 (`yamame.report.tables`); the CSV file beside it has a row per run.
 """

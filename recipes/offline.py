@@ -1,8 +1,8 @@
 """Train one in-context agent from data alone; the environment is only used to evaluate it.
 
-    python recipes/offline.py data=runs data.path=runs/mine [key=value]  # --help lists the keys
-    python recipes/offline.py data=npz data.path='*.npz' env=tmaze agent=bc run.name=bc
-    python recipes/offline.py data=npz data.path='*.npz' env=tmaze agent=bc run.name=bc resume=true
+    yamame offline data=runs data.path=runs/mine [key=value]  # --help lists the keys
+    yamame offline data=npz data.path='*.npz' env=tmaze agent=bc run.name=bc
+    yamame offline data=npz data.path='*.npz' env=tmaze agent=bc run.name=bc resume=true
 
 docs/data.md describes the formats of data. Trajectories must fit the environment, which also plays
 the held-out tasks. `agent=bc` clones all behaviour in the data; `agent=amago` (the default) learns

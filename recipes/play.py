@@ -1,8 +1,8 @@
 """Play one episode of a trained run: step by step in the terminal, and as a video.
 
-    python recipes/play.py run=runs/mine [key=value]          # --help lists the keys
-    python recipes/play.py run=runs/maze instruction="3,5 7,1" seed=4
-    python recipes/play.py run=runs/crafter instruction="collect sapling, place plant, eat cow"
+    yamame play run=runs/mine [key=value]          # --help lists the keys
+    yamame play run=runs/maze instruction="3,5 7,1" seed=4
+    yamame play run=runs/crafter instruction="collect sapling, place plant, eat cow"
 
 A run is a directory, a checkpoint file or the id of an MLflow run. If the environment takes
 instructions and none is given, the terminal prompts for one; without an answer, or outside of a

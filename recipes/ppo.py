@@ -1,9 +1,9 @@
 """Train one in-context agent on-policy: RL^2, recurrent PPO over whole episodes of many trials.
 
-    python recipes/ppo.py [group=choice] [key=value]        # --help lists groups and keys
-    python recipes/ppo.py env=bandits encoder=gru run.name=mine
-    python recipes/ppo.py env=bandits encoder=gru run.name=mine resume=true
-    python recipes/ppo.py -m encoder=gru,transformer,memoryless seed=0,1
+    yamame ppo [group=choice] [key=value]        # --help lists groups and keys
+    yamame ppo env=bandits encoder=gru run.name=mine
+    yamame ppo env=bandits encoder=gru run.name=mine resume=true
+    yamame ppo -m encoder=gru,transformer,memoryless seed=0,1
 
 The baseline beside `train.py`: the same environments, encoders, evaluation, logging and
 checkpoints, another learning rule (arXiv 1611.02779 with the clipped objective of arXiv

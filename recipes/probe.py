@@ -1,9 +1,9 @@
 """Test how much memory a task needs, by agents that see different numbers of timesteps.
 
-    python recipes/probe.py env=tmaze env.length=6                           # --help lists the keys
-    python recipes/probe.py env=bandits probe.windows=[1,4,16,null] probe.seeds=[0,1,2,3,4]
-    python recipes/probe.py env=gym env.id=mylab:Levers-v0 budget.env_steps=100000
-    python recipes/probe.py env=mazerunner budget.cpu_s=120
+    yamame probe env=tmaze env.length=6                           # --help lists the keys
+    yamame probe env=bandits probe.windows=[1,4,16,null] probe.seeds=[0,1,2,3,4]
+    yamame probe env=gym env.id=mylab:Levers-v0 budget.env_steps=100000
+    yamame probe env=mazerunner budget.cpu_s=120
 
 Options are those of recipes/train.py, except for the encoder: a Transformer of one layer sees the
 latest timesteps, its window, and nothing before. Every window is trained with several seeds,

@@ -1,7 +1,7 @@
 """Recompute the loss of a skipped update, and show which numbers are not finite.
 
-    python recipes/replay_batch.py runs/mine/nonfinite/step-000000000120-1 [key=value]
-    python recipes/replay_batch.py bundle=runs/mine/nonfinite/step-000000000120-1 device=cuda
+    yamame replay_batch runs/mine/nonfinite/step-000000000120-1 [key=value]
+    yamame replay_batch bundle=runs/mine/nonfinite/step-000000000120-1 device=cuda
 
 A run writes a bundle when an update is not finite: a checkpoint with the batch, the random state,
 the weights and statistics before the update, and the configuration. The recipe prints the first

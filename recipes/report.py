@@ -1,11 +1,11 @@
 """Make a page of MLflow runs: settings, results, comparisons, and commands that repeat them.
 
-    python recipes/report.py [key=value]                    # --help lists the keys
-    python recipes/report.py runs=[maze-*,tmaze-0] directory=report/mazes
-    python recipes/report.py strict=true                    # exit status 1 if a result is too low
-    python recipes/report.py evidence=docs/results tables=[README.md,docs/results.md]
+    yamame report [key=value]                    # --help lists the keys
+    yamame report runs=[maze-*,tmaze-0] directory=report/mazes
+    yamame report strict=true                    # exit status 1 if a result is too low
+    yamame report evidence=docs/results tables=[README.md,docs/benchmarks.md]
     # without a store
-    python recipes/report.py evidence=docs/results tables=README.md store.tracking_uri=null
+    yamame report evidence=docs/results tables=README.md store.tracking_uri=null
 
 The page <directory>/index.html needs no other file. Pictures of evaluations (PNG), videos and
 numbers (CSV) lie beside it. Only runs that have finished by themselves count; the others are listed

@@ -1,8 +1,8 @@
 """Repeat a published experiment: train its seeds, play its tasks, compare the result.
 
-    python recipes/reproduce.py rsm/dark_key_to_door memory=gru      # --help lists the keys
-    python recipes/reproduce.py rsm/tmaze minutes=10                 # a piece; repeat to continue
-    python recipes/reproduce.py rsm/tmaze edition=small num_tasks=8  # does it run at all?
+    yamame reproduce rsm/dark_key_to_door memory=gru      # --help lists the keys
+    yamame reproduce rsm/tmaze minutes=10                 # a piece; repeat to continue
+    yamame reproduce rsm/tmaze edition=small num_tasks=8  # does it run at all?
 
 A contract in conf/reproduce names the experiment that is trained, the measure of a task, the margin
 and the published numbers. Finished runs are not repeated. After a piece the recipe prints how far

@@ -1,8 +1,8 @@
 """Serve a trained agent over HTTP: many sessions, each with a memory of its own.
 
-    python recipes/serve.py run=runs/mine                      # http://127.0.0.1:8000
-    python recipes/serve.py run=agents/mine port=0             # a free port, which is printed
-    python recipes/serve.py run=zoo:cpu_tmaze max_sessions=20  # --help lists the limits
+    yamame serve run=runs/mine                      # http://127.0.0.1:8000
+    yamame serve run=agents/mine port=0             # a free port, which is printed
+    yamame serve run=zoo:cpu_tmaze max_sessions=20  # --help lists the limits
 
 POST /reset {"session": "a"} begins a session, /act {"session": "a", "observation": ...,
 "reward": 1.0, "done": false} returns the next action, /forget ends the session, and GET /health

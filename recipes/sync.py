@@ -1,7 +1,7 @@
 """Send metrics and artifacts to MLflow that it did not accept while runs were going on.
 
-    python recipes/sync.py run=runs/mine
-    python recipes/sync.py run=[runs/a,runs/b]
+    yamame sync run=runs/mine
+    yamame sync run=[runs/a,runs/b]
 
 Points that MLflow already has are not sent again, so the command may be repeated. A resumed run
 does the same by itself.

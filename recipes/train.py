@@ -1,9 +1,9 @@
 """Train one in-context agent on one environment (AMAGO, arXiv 2310.09971).
 
-    python recipes/train.py encoder=gru env=mazerunner run.name=mine  # --help lists groups and keys
-    python recipes/train.py encoder=gru env=mazerunner run.name=mine resume=true
-    python recipes/train.py -m encoder=gru,transformer seed=0,1          # a sweep
-    python recipes/train.py data=npz data.path='demos/*.npz' schedule.offline_updates=1000
+    yamame train encoder=gru env=mazerunner run.name=mine  # --help lists groups and keys
+    yamame train encoder=gru env=mazerunner run.name=mine resume=true
+    yamame train -m encoder=gru,transformer seed=0,1          # a sweep
+    yamame train data=npz data.path='demos/*.npz' schedule.offline_updates=1000
     torchrun --nproc-per-node=2 recipes/train.py env=mazerunner          # two processes, one run
 
 After every `schedule.steps_per_iteration` environment steps the learner makes as many updates as

@@ -70,7 +70,7 @@ def test_help_loads_no_torch_and_begins_with_what_the_recipe_does_and_examples()
         WITH_HELP, ask(*((recipe, "--help") for recipe in WITH_HELP)), strict=True
     ):
         assert (asked.returncode, asked.stderr) == (0, ""), recipe
-        assert asked.stdout.count(f"python recipes/{recipe}.py") >= 2
+        assert asked.stdout.count(f"yamame {recipe}") >= 2
         assert "Keys, as key=value:" in asked.stdout
 
 

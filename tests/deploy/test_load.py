@@ -182,7 +182,7 @@ def test_a_checkpoint_of_an_earlier_version_names_the_remedy(maze, tmp_path):
         {"agent": {}}, step=1, metric=0.0
     )
     with pytest.raises(
-        UsageError, match=r"write a folder with: python recipes/export.py run=.* path=<folder>"
+        UsageError, match=r"write a folder with: .*export(\.py)? run=.* path=<folder>"
     ):
         yamame.load(tmp_path)
 

@@ -84,10 +84,7 @@ def test_what_is_missing_is_run_what_failed_is_told_and_what_is_done_stays(board
     status, out, errors, rows = board("zero, three")
     assert status == 1
     assert "length: must be at least 1, got 0" in errors
-    assert (
-        "to be measured: python recipes/train.py experiment=cpu_tmaze env.length=0 debug=tiny"
-        in out
-    )
+    assert "to be measured: yamame train experiment=cpu_tmaze env.length=0 debug=tiny" in out
     assert [row["at the end"] == "to be measured" for row in rows] == [True, False]
     first = rows[1]
     assert (first["theirs"], first["verdict"]) == ("-2.000 ± 0.100", "above (one seed)")

@@ -100,9 +100,7 @@ def test_tables_are_filled_from_evidence_which_needs_no_store_later(report, data
     options = ("resampling.num_resamples=50", f"evidence={folder}", f"tables={page}")
     status, out, err = report(*options, "store.experiment=marked", "strict=true")
     assert (status, err) == (1, "")
-    assert (
-        out.splitlines()[-2] == f"{page}: to be measured: python recipes/train.py experiment=other"
-    )
+    assert out.splitlines()[-2] == f"{page}: to be measured: yamame train experiment=other"
     filled = page.read_text()
     assert "| two goals | `experiment=cpu_mazerunner` | 0.700, 1.000 |" in filled
     assert "| three | `experiment=other` | to be measured |" in filled

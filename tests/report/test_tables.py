@@ -9,7 +9,7 @@ from yamame.report import Resampling, make_sections, place_table, write_tables
 from yamame.report.tables import COLUMNS
 
 RESAMPLING = Resampling(num_resamples=50)
-HEAD = "| task | `python recipes/train.py ...` |"
+HEAD = "| task | `yamame train ...` |"
 
 
 def page_of(tmp_path, columns, *rows, options=""):
@@ -114,7 +114,7 @@ def test_a_row_that_was_not_run_is_named_and_has_no_number(tmp_path, sections, c
     rows = [f"| a | `{command}` | 4 | 0.99 | 5 |", "| b | `experiment=dark` | | | |"]
     page = page_of(tmp_path, ["seeds", "at the end", "CPU-s"], *rows, options=" seeds=0,1")
     assert write_tables([page], sections, RESAMPLING) == [
-        f"{page}: to be measured: python recipes/train.py {command}"
+        f"{page}: to be measured: yamame train {command}"
     ]
     assert cells(page) == ["0, 1", "to be measured", ""]
     assert cells(page, 1) == ["0, 1", "0.800, 0.900", "20.5"]
@@ -123,7 +123,7 @@ def test_a_row_that_was_not_run_is_named_and_has_no_number(tmp_path, sections, c
 def test_seeds_that_were_not_run_are_named(tmp_path, sections):
     page = page_of(tmp_path, ["at the end"], "| a | `experiment=dark` | |", options=" seeds=2,3,4")
     (line,) = write_tables([page], sections, RESAMPLING)
-    assert line.endswith("python recipes/train.py experiment=dark seed=3,4")
+    assert line.endswith("yamame train experiment=dark seed=3,4")
     assert cells(page) == ["1.000 (1 of 3 seeds)"]
 
 
@@ -233,7 +233,7 @@ def test_names_of_runs_stay_in_their_cell(tmp_path, make_run):
     [
         (("<!-- runs:", "<!-- run:"), "has 0 .* and 1 '<!-- end of runs -->'"),
         (("after 0.5", "<!-- runs: -->"), "has 2 .* and 1 '<!-- end of runs -->'"),
-        (("train.py ...", "train.py"), r"must have a column `python recipes/<recipe>.py ...`"),
+        (("train ...", "train"), r"must have a column `yamame <recipe> ...`"),
         (
             ("at the end", "at the and"),
             "a column must be typed or one of seeds, .* got at the and in",

@@ -17,7 +17,8 @@ MARKED = re.compile(r"(<!-- runs:(.*?)-->\n)(.*?)(<!-- end of runs -->)", re.DOT
 _SCORES = re.compile(r"<!-- scores -->\n.*?<!-- end of scores -->", re.DOTALL)
 _BEGIN = "<!-- runs:"
 _END = "<!-- end of runs -->"
-_RECIPE = re.compile(r"`python recipes/(\w+)\.py \.\.\.`")
+# Both spellings of a command.
+_RECIPE = re.compile(r"`(?:yamame (\w+)|python recipes/(\w+)\.py) \.\.\.`")
 _BAR = re.compile(r"(?<!\\)\|")  # not one that is escaped within a cell
 _TYPED = ("task", "metric", "mark")
 _OPTIONS = ("seeds", "typed", "against")
@@ -216,8 +217,8 @@ def _recipe_of(page: Path, head: Sequence[str]) -> str:
     for name in head:
         match = _RECIPE.fullmatch(name)
         if match is not None:
-            return match[1]
-    message = f"a table must have a column `python recipes/<recipe>.py ...`, got {head} in {page}"
+            return match[1] or match[2]
+    message = f"a table must have a column `yamame <recipe> ...`, got {head} in {page}"
     raise UsageError(message, key="tables")
 
 

@@ -6,7 +6,7 @@ columns:
 
     <!-- runs: seeds=0,1,2; typed=AMAGO 3.3 -->
 
-    | task | `python recipes/train.py ...` | mark | at the end | reached after CPU-s | AMAGO 3.3 |
+    | task | `yamame train ...` | mark | at the end | reached after CPU-s | AMAGO 3.3 |
     |---|---|---|---|---|---|
     | two goals | `experiment=cpu_mazerunner` | 0.95 | | | 280 |
 
@@ -119,7 +119,7 @@ def _fill_page(
 
 def _command_to_run(table: MarkedTable, row: Cells, runs: RowRuns | None) -> str | None:
     """Return the command that runs the missing seeds of a row; None if all seeds were run."""
-    command = f"python recipes/{table.recipe}.py {command_of(row)}"
+    command = f"yamame {table.recipe} {command_of(row)}"
     if runs is None:
         return command
     existing = runs.group.seeds

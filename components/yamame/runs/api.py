@@ -72,7 +72,7 @@ def train(
     recipe: str = "train",
     config_dir: str | Path | None = None,
 ) -> Run:
-    """Train an agent, as ``python recipes/<recipe>.py`` does.
+    """Train an agent, as ``yamame <recipe>`` does.
 
     Args:
         overrides, config_dir: As for `compose`.
@@ -104,7 +104,7 @@ def train(
 
 
 def evaluate(*overrides: str, config_dir: str | Path | None = None) -> dict[str, Any]:
-    """Evaluate trained runs on held-out tasks, as ``python recipes/evaluate.py run=...`` does.
+    """Evaluate trained runs on held-out tasks, as ``yamame evaluate run=...`` does.
 
     Returns:
         The content of ``evaluation.json``, and under ``score`` the mean over the runs.
@@ -115,7 +115,7 @@ def evaluate(*overrides: str, config_dir: str | Path | None = None) -> dict[str,
 
 
 def make_report(*overrides: str, config_dir: str | Path | None = None) -> Path:
-    """Write the page of ``python recipes/report.py``, and return its path."""
+    """Write the page of ``yamame report``, and return its path."""
     with _composed(overrides, "report", config_dir) as composed:
         page: Path = composed.call(load_recipe("report").report)
         return page

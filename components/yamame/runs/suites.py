@@ -18,7 +18,7 @@ from yamame.runs.several import train_or_resume
 from yamame.system.messages import described, print_stderr
 from yamame.system.user_code import formatted
 
-COMMAND = "`python recipes/train.py ...`"
+COMMAND = "`yamame train ...`"
 """Column of the overrides of a run."""
 NO_OTHER_LIMIT = ("budget.env_steps=null", "budget.minutes=null")
 """Overrides of runs that only their CPU-seconds end."""

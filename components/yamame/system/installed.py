@@ -67,12 +67,13 @@ def recipes_dir() -> Path:
 def recipe_command(name: str) -> str:
     """Return the command that starts a recipe from the present directory.
 
-    In the root of a checkout it names the file. Elsewhere it is the console script if the package
-    is installed, or else the path of the file.
+    It is the console script if the package is installed, or else the path of the file.
 
     Args:
         name: Name of a recipe, such as ``train``.
     """
+    if is_installed() and shutil.which("yamame"):
+        return f"yamame {name}"
     try:
         path = recipes_dir() / f"{name}.py"
     except FileNotFoundError:
@@ -80,6 +81,4 @@ def recipe_command(name: str) -> str:
         return f"yamame {name}"
     if path == Path.cwd() / "recipes" / f"{name}.py":
         return f"python recipes/{name}.py"
-    if is_installed() and shutil.which("yamame"):
-        return f"yamame {name}"
     return f"python {shlex.quote(str(path))}"
