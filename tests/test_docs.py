@@ -221,7 +221,7 @@ def commands(page: Path) -> list[list[str]]:
     """Recipe and overrides of each command of a page; of a sweep those of its first job."""
     blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
     found = []
-    for line in "".join(blocks).splitlines():
+    for line in "".join(blocks).replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words[:1] != ["yamame"] or "mylab" in line or "--config-dir" in words:
             continue
@@ -270,7 +270,7 @@ def test_the_script_of_a_slurm_job_requeues_an_interrupted_run(outcome, tmp_path
     assert (recipe, overrides[-1]) == ("train", "resume=auto")
 
 
-@pytest.mark.parametrize("page", HOWTOS, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*HOWTOS, DOCS / "keys.md"], ids=lambda page: page.stem)
 def test_the_python_of_a_how_to_runs(page, empty_store, tmp_path, monkeypatch):
     if page.stem == "own_jax_game":
         pytest.importorskip("jax")
