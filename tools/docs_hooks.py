@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 FETCH = re.compile(r'<(?:link\b[^>]*\bhref|\w+\b[^>]*\bsrc(?:set)?)=["\']?(?:https?:)?//[^>]*>')
+BADGE = re.compile(r"\[!\[[^\]]*\]\(https?://[^)]*\)\]\([^)]*\)|!\[[^\]]*\]\(https?://[^)]*\)")
+"""Picture of another site in Markdown, with its link."""
 VERSION = re.compile(r'^__version__ = "(.*)"$', re.MULTILINE)
 ALWAYS = ("CONTRIBUTING.md", "CHANGELOG.md")
 """Pages in the navigation, which are built even if no page links to them."""
@@ -52,7 +54,7 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turn links to files of the repository into links to their pages; widen the home page."""
+    """Turn links to files of the repository into links to their pages; leave out badges."""
     here = page.file.src_uri
     if here == "index.md":
         # In the page itself, GitHub would show it as a table.
@@ -66,7 +68,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         target = path.removeprefix("docs/") if path.startswith("docs/") else source_uri(path)
         return posixpath.relpath(target, posixpath.dirname(here) or ".") + (match[2] or "")
 
-    return LINK.sub(replace, markdown)
+    return LINK.sub(replace, BADGE.sub("", markdown))
 
 
 def on_page_content(html: str, **_: Any) -> str:
