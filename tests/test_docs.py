@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -21,6 +22,8 @@ NOTEBOOK = DOCS / "lab"
 """Notes on experiments: outside of the navigation, in their own words, and about earlier code."""
 PAGES = sorted(page for page in DOCS.rglob("*.md") if NOTEBOOK not in page.parents)
 HOWTOS = sorted((DOCS / "howto").glob("*.md"))
+OWN_ENVIRONMENT = DOCS / "howto" / "own_environment.md"
+"""A page whose settings are those of ``env=gym``."""
 NO_PAGES = {"MIN_IMAGE_SIZE", "Returns", "GlobalRNGState", "register"}
 """Public names that the reference leaves out: a constant, a former name, TorchRL's, and what is
 called for us.
@@ -159,7 +162,7 @@ def settings(page: Path) -> set[tuple[str, ...]]:
 
 
 def test_the_settings_that_how_tos_name_are_there():
-    every = set().union(*map(settings, HOWTOS))
+    every = set().union(*(settings(page) for page in HOWTOS if page != OWN_ENVIRONMENT))
     assert len(every) > 60
     whole = [line for line in sorted(every) if not any(set(line) < set(other) for other in every)]
     presets = [line for line in whole if line[1].startswith("experiment=") and len(line) == 2]
@@ -186,6 +189,49 @@ def test_the_settings_that_how_tos_name_are_there():
         else:
             packs.append((recipe, groups, list(overrides)))
     for recipe, _, overrides in packs:
+        yamame.compose(*overrides, recipe=recipe)
+
+
+def test_the_settings_of_gymnasium_environments_are_there():
+    named = settings(OWN_ENVIRONMENT)
+    lone = [line[1] for line in named if len(line) == 2]
+    keys = {text.partition("=")[0]: text for text in lone if "." in text.partition("=")[0]}
+    assert {"env.tasks", "env.success", "env.bounds"} <= keys.keys()
+    yamame.compose("env=gym", *keys.values())
+    for choice in set(lone) - set(keys.values()):
+        group, _, name = choice.partition("=")
+        if "." not in group:
+            assert (conf_dir() / group / f"{name}.yaml").exists(), choice
+    for recipe, *overrides in named:
+        if len(overrides) > 1:
+            yamame.compose(*overrides, recipe=recipe)
+
+
+def commands(page: Path) -> set[tuple[str, ...]]:
+    """Recipe and overrides of each command; of a sweep those of its first job."""
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    found = set()
+    for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if "yamame" not in words:
+            continue
+        recipe, *arguments = words[words.index("yamame") + 1 :]
+        if "-m" in arguments:
+            arguments.remove("-m")
+            arguments = [
+                word.partition(",")[0]
+                for word in arguments
+                if not re.match(r"hydra\.|launcher=|sweeper=|.*\(", word)
+            ]
+        found.add((recipe, *arguments))
+    return found
+
+
+@pytest.mark.parametrize(("name", "fewest"), [("environments", 6), ("scale", 6)])
+def test_the_commands_of_a_page_compose(name, fewest):
+    found = commands(DOCS / f"{name}.md")
+    assert len(found) >= fewest
+    for recipe, *overrides in found:
         yamame.compose(*overrides, recipe=recipe)
 
 
