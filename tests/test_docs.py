@@ -24,7 +24,8 @@ NOTEBOOK = DOCS / "lab"
 """Notes on experiments: outside of the navigation, in their own words, and about earlier code."""
 PAGES = sorted(page for page in DOCS.rglob("*.md") if NOTEBOOK not in page.parents)
 HOWTOS = sorted((DOCS / "howto").glob("*.md"))
-FIRST_PAGES = [DOCS / f"{name}.md" for name in ("index", "install", "commands", "python")]
+OWN_ENVIRONMENT = DOCS / "howto" / "own_environment.md"
+"""A page whose settings are those of ``env=gym``."""
 NO_PAGES = {"MIN_IMAGE_SIZE", "Returns", "GlobalRNGState", "register"}
 """Public names that the reference leaves out: a constant, a former name, TorchRL's, and what is
 called for us.
@@ -192,7 +193,7 @@ def settings(page: Path) -> set[tuple[str, ...]]:
 
 
 def test_the_settings_that_how_tos_name_are_there():
-    every = set().union(*map(settings, HOWTOS))
+    every = set().union(*(settings(page) for page in HOWTOS if page != OWN_ENVIRONMENT))
     assert len(every) > 60
     whole = [line for line in sorted(every) if not any(set(line) < set(other) for other in every)]
     presets = [line for line in whole if line[1].startswith("experiment=") and len(line) == 2]
@@ -222,32 +223,62 @@ def test_the_settings_that_how_tos_name_are_there():
         yamame.compose(*overrides, recipe=recipe)
 
 
-def commands(page: Path) -> list[list[str]]:
-    """Recipe and overrides of each command of a page; of a sweep those of its first job."""
+def test_the_settings_of_gymnasium_environments_are_there():
+    named = settings(OWN_ENVIRONMENT)
+    lone = [line[1] for line in named if len(line) == 2]
+    keys = {text.partition("=")[0]: text for text in lone if "." in text.partition("=")[0]}
+    assert {"env.tasks", "env.success", "env.bounds"} <= keys.keys()
+    yamame.compose("env=gym", *keys.values())
+    for choice in set(lone) - set(keys.values()):
+        group, _, name = choice.partition("=")
+        if "." not in group:
+            assert (conf_dir() / group / f"{name}.yaml").exists(), choice
+    for recipe, *overrides in named:
+        if len(overrides) > 1:
+            yamame.compose(*overrides, recipe=recipe)
+
+
+def commands(page: Path) -> set[tuple[str, ...]]:
+    """Recipe and overrides of each command; of a sweep those of its first job."""
     blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
-    found = []
-    for line in "".join(blocks).replace("\\\n", " ").splitlines():
+    found = set()
+    for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
-        if words[:1] != ["yamame"] or "mylab" in line or "--config-dir" in words:
+        if "yamame" not in words or "mylab" in line or "--config-dir" in words:
             continue
-        if "-m" in words:
-            words.remove("-m")
-            words = [word.partition(",")[0] for word in words]
-        found.append(words[1:])
+        recipe, *arguments = words[words.index("yamame") + 1 :] or [""]
+        is_program = words[0] != "yamame" and not (ROOT / "recipes" / f"{recipe}.py").is_file()
+        if is_program or recipe == "reproduce":  # which composes its contracts by itself
+            continue
+        if recipe == "leaderboard":
+            arguments[0] = f"suite={arguments[0]}"
+        if "-m" in arguments:
+            arguments.remove("-m")
+            arguments = [
+                word.partition(",")[0]
+                for word in arguments
+                if not re.match(r"hydra\.|launcher=|sweeper=|.*\(", word)
+            ]
+        found.add((recipe, *arguments))
     return found
 
 
-def test_the_commands_of_the_first_pages_are_composed():
-    every = [command for page in FIRST_PAGES for command in commands(page)]
-    assert len(every) > 30
-    composed: set[tuple[str, ...]] = set()
-    for recipe, *words in every:
-        assert (ROOT / "recipes" / f"{recipe}.py").is_file(), recipe
-        overrides = tuple(f"suite={word}" if "=" not in word else word for word in words)
-        key = (recipe, *overrides)
-        if key not in composed and recipe != "reproduce":  # which composes contracts by itself
-            yamame.compose(*overrides, recipe=recipe)
-        composed.add(key)
+@pytest.mark.parametrize(
+    ("name", "fewest"),
+    [
+        ("commands", 25),
+        ("environments", 6),
+        ("index", 2),
+        ("install", 3),
+        ("python", 1),
+        ("scale", 6),
+    ],
+)
+def test_the_commands_of_a_page_compose(name, fewest):
+    found = commands(DOCS / f"{name}.md")
+    assert len(found) >= fewest
+    for recipe, *overrides in found:
+        yamame.compose(*overrides, recipe=recipe)
 
 
 @pytest.mark.parametrize("outcome", [0, 1, 75])
