@@ -115,7 +115,8 @@ def test_jobs_that_are_killed_go_on_by_the_same_command_and_each_ends_once(tmp_p
         command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
-    became = [line.split()[1] for line in done.stdout.splitlines()[-NUM_JOBS - 1 : -1]]
+    rows = done.stdout.partition("\njob  outcome")[2].splitlines()[1 : NUM_JOBS + 1]
+    became = [line.split()[1] for line in rows]
     assert set(became) <= {"ran", "resumed", "done"}
     assert "resumed" in became
     summaries = [read(path) for path in tmp_path.glob("runs/*/summary.json")]
