@@ -144,7 +144,8 @@ def settings(page: Path) -> set[tuple[str, ...]]:
     one's own.
     """
     text = page.read_text()
-    commands = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines()
+    commands = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
+    commands = re.sub(r"\\\n\s*", "", commands).splitlines()  # a command on several lines
     spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     found = set()
     for line in (*commands, *spans):
@@ -161,6 +162,10 @@ def test_the_settings_that_how_tos_name_are_there():
     every = set().union(*map(settings, HOWTOS))
     assert len(every) > 60
     whole = [line for line in sorted(every) if not any(set(line) < set(other) for other in every)]
+    presets = [line for line in whole if line[1].startswith("experiment=") and len(line) == 2]
+    for _, preset in presets:  # test_conf composes each
+        assert (conf_dir() / f"{preset.replace('=', '/')}.yaml").exists(), preset
+    whole = [line for line in whole if line not in presets]
     lone = [line[1] for line in whole if line[0] == "train" and len(line) == 2]
     together = {text.partition("=")[0]: text for text in lone if "." in text.partition("=")[0]}
     yamame.compose(*together.values())  # in one, for each takes its time
