@@ -27,9 +27,10 @@ BLOCK = re.compile(
     r"(?P<text>.*?)^```\n",
     re.DOTALL | re.MULTILINE,
 )
+COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 IMAGE = re.compile(r"!\[([^\]]*)\]\((?![a-z]+:)([^)\s]+)\)")
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
-MEDIA_TYPES = {".gif": "image/gif", ".png": "image/png"}
+MEDIA_TYPES = {".gif": "image/gif", ".png": "image/png", ".svg": "image/svg+xml"}
 BACKGROUND = "in the background"
 """Note of a command that keeps running while the reader goes on."""
 
@@ -138,6 +139,7 @@ def text_cell(text: str, path: Path) -> Cell:
         target = posixpath.normpath((path.parent / match[1]).relative_to(ROOT).as_posix())
         return address_of(target) + (match[2] or "")
 
+    text = COMMENT.sub("", text)  # for the tests of a page
     text = IMAGE.sub(embed, text)
     text = LINK.sub(lead_to_site, text)
     cell: Cell = {"cell_type": "markdown", "metadata": {}, "source": text}
