@@ -29,6 +29,7 @@ OTHER_DEFAULTS = {
     "agent/amago.yaml": {
         "gammas": [0.7],
         "critic.num_critics": 7,
+        "loss.n_step": 7,
         "loss.target_tau": 0.7,
     },
     "optimizer/muon.yaml": {"lr": 0.7, "matrix_lr": 0.7},

@@ -89,10 +89,26 @@ def test_parameters_of_the_sweeper_are_jobs_like_those_of_the_command_line(tmp_p
     assert [job[0] for job in jobs] == ["encoder=transformer"]
 
 
-@pytest.mark.parametrize("size", ["0", "-1"])
-def test_a_batch_of_jobs_holds_one_at_least(size):
-    with pytest.raises(UsageError, match=r"^hydra\.sweeper\.max_batch_size: "):
-        check("seed=0,1", f"hydra.sweeper.max_batch_size={size}")
+LAUNCH = {
+    "hydra.sweeper.max_batch_size": (["0", "-1"], ["3", "null"]),
+    "hydra.launcher.n_jobs": (["0", "1.5", "true", "null", "two"], ["1", "64", "-1", "-1000"]),
+    "hydra.launcher.jobs_per_device": (["0", "-1", "1.0", "true", "null", "two"], ["1", "1000"]),
+}
+
+
+@pytest.mark.parametrize("key", LAUNCH)
+def test_numbers_of_jobs_are_checked_and_named_as_settings_of_the_whole_sweep(key):
+    wrong, right = LAUNCH[key]
+    for value in wrong:
+        with pytest.raises(UsageError, match=rf"^{key}: must be .*, got '?{value}'?$"):
+            check("launcher=local", "seed=0,1", f"{key}={value}")
+    for value in right:
+        assert len(check("launcher=local", "seed=0,1", f"{key}={value}")) == 2
+
+
+def test_a_sweep_of_one_job_names_it_by_its_number():
+    with pytest.raises(UsageError, match=r"^env\.length: .*; in job 0$"):
+        check("env=wind", "env.length=8")
 
 
 def test_the_mode_of_hydra_is_a_sweep_too():

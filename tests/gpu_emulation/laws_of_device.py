@@ -18,6 +18,16 @@ from yamame.execution.recorder import CudaRecorder
 from yamame.training import MuonAdamW, Progress
 from yamame.trajectory.attention import segment_offsets
 
+CONJUGATED = {
+    "resolved": lambda z: z.conj().resolve_conj(),
+    "copied": lambda z: torch.zeros_like(z).copy_(z.conj()),
+    "copied to the host": lambda z: z.conj().cpu(),
+    "a product": lambda z: z.conj() * z,
+    "a product of matrices": lambda z: z.conj() @ z.T,
+    "its imaginary part": lambda z: z.conj().imag + 0,
+    "a part": lambda z: z.conj()[1:].reshape(3) * 2,
+    "of a conjugate": lambda z: z.conj().conj() * 2,
+}
 REFUSED = {
     "a sum": lambda there, here: there + here,
     "a concatenation": lambda there, here: torch.cat([there, here]),
@@ -287,6 +297,25 @@ def test_networks_and_their_gradients_are_those_of_the_cpu(name):
         # hundred terms.
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert gradients["cpu"][0].any()
+
+
+@pytest.mark.parametrize("function", CONJUGATED.values(), ids=CONJUGATED)
+def test_conjugates_are_those_of_the_cpu(function):
+    torch.manual_seed(0)
+    z = torch.randn(2, 3, dtype=torch.complex64)
+    assert torch.equal(function(z.to("cuda")).cpu(), function(z))
+
+
+def test_gradients_of_complex_numbers_are_those_of_the_cpu():
+    torch.manual_seed(0)
+    gradients = []
+    angle, z = torch.randn(3), torch.randn(2, 3, dtype=torch.complex64)
+    for device in ("cpu", "cuda"):
+        leaf = angle.clone().to(device).requires_grad_()
+        turned = z.to(device) * torch.polar(leaf.exp(), leaf)
+        torch.view_as_real(turned).pow(3).sum().backward()
+        gradients.append(leaf.grad.cpu())
+    assert torch.equal(*gradients)
 
 
 def test_random_numbers_are_those_of_the_cpu():

@@ -52,6 +52,6 @@ def test_laws_hold_on_the_emulated_device_and_one_that_does_not_is_found(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
-def test_laws_hold_for_every_combination():
+def test_laws_hold_for_every_pair():
     done = run(("recipes", "recording"), "-m", "slow")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -166,6 +166,7 @@ def test_targets_value_allowed_actions_alone(
     only = torch.arange(9) % 4  # one action in each row
     batch["action_mask"] = nn.functional.one_hot(only, 4).bool().expand(6, 9, 4)
     settings = {"online_coeff": 0.0, "num_target_critics": 3, "reward_multiplier": 1.0}
+    settings["n_step"] = 1
     loss = make_loss(discrete, **settings)
     loss.eval()
     following = loss._contexts(loss.encoder, batch)[1][:, 1:]

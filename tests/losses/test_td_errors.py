@@ -20,7 +20,7 @@ def valid_in(batch):
 
 def test_their_mean_is_the_metric_of_an_update(space, make_loss, make_batch):
     batch = make_batch(space)
-    loss = make_loss(space, num_critics=1, num_target_critics=1).eval()
+    loss = make_loss(space, num_critics=1, num_target_critics=1, n_step=1).eval()
     torch.manual_seed(1)
     errors = loss.td_errors(batch)
     torch.manual_seed(1)  # targets of continuous actions are sampled

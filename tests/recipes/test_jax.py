@@ -3,14 +3,12 @@ a change of the repository.
 """
 
 import json
-import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yamame
-from yamame.runs.trained import load_trained
 
 GAME = '''
 import jax
@@ -42,57 +40,72 @@ class Safe:
         won = hint == 0
         return self.observe(state), state, won + noise, won, {"success": won}
 '''
+STOP = """
+import os
+import signal
+
+import yamame
+
+
+class Stop(yamame.Callback):
+    def on_log(self, run, metrics, step):
+        if "STOP" in os.environ and 2 <= run.progress.updates < 6:
+            signal.raise_signal(signal.SIGTERM)
+"""
+"""Ends a run by a signal after an update, in the middle of episodes."""
+
 SETTINGS = (
     "env=jax", "env.id=mylab:Safe", "env.tasks=own", "env.split=train",
     "++evaluation.env.split=test", "encoder=gru", "debug=tiny", "logger=none", "run.name=safe",
     "budget.updates=6", "evaluation.video_frames=1",
+    "+callbacks.stop._target_=mystop.Stop", "trust=[mylab.,mystop.]",
 )  # fmt: skip
+COMMAND = "from yamame.cli.console import main; main()"
+"""The program ``yamame``, which finds modules in its working directory."""
 
 
-class Terminate(yamame.Callback):
-    """Ends a run by a signal after an update, in the middle of episodes."""
-
-    def on_log(self, run, metrics, step):
-        if 2 <= run.progress.updates < 6:
-            signal.raise_signal(signal.SIGTERM)
+def status_of(run: Path) -> str:
+    return json.loads((run / "summary.json").read_text())["status"]
 
 
-def weights(run) -> dict:
-    return load_trained(run.path, checkpoint="last", trust=["mylab."]).weights
-
-
-@pytest.fixture
-def safe(own_module, monkeypatch, tmp_path):
-    pytest.importorskip("jax")
-    own_module("mylab", GAME)
-    monkeypatch.chdir(tmp_path)
-
-
-def test_a_users_game_is_resumed_bit_for_bit_evaluated_and_acted_in_without_jax(
-    safe, play, monkeypatch, tmp_path
+def test_commands_train_resume_and_evaluate_a_game_beside_them_which_nothing_else_knows(
+    run_forked, tmp_path, components, differing, monkeypatch
 ):
-    whole = yamame.train(*SETTINGS, "run.root=whole")
-    with pytest.raises(KeyboardInterrupt):
-        yamame.train(*SETTINGS, callbacks=[Terminate()])
-    part = yamame.train(*SETTINGS, "resume=true")
-    assert part.progress.updates == whole.progress.updates
-    first, second = weights(whole), weights(part)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert whole.summary["evaluated_on"] == "new tasks"
+    pytest.importorskip("jax")
+    whole, home = tmp_path / "whole", tmp_path / "home"
+    for folder in (whole, home):
+        folder.mkdir()
+        (folder / "mylab.py").write_text(GAME)
+        (folder / "mystop.py").write_text(STOP)
 
-    status, out, err = play(
-        "evaluate", tmp_path, "run=runs/safe", "num_episodes=4", "trust=[mylab.]"
+    def command(*arguments: str, cwd: Path, **env: str) -> tuple[int, str]:
+        ended = run_forked(COMMAND, *arguments, cwd=cwd, **env)
+        return ended.returncode, ended.stdout + ended.stderr
+
+    # Each is a process of its own: nothing that one has imported or compiled helps the next.
+    code, text = command("train", *SETTINGS, cwd=whole)
+    assert code == 0, text
+    code, text = command("train", *SETTINGS, cwd=home, STOP="1")
+    assert code not in (0, 1, 2), text
+    run = home / "runs/safe"
+    assert status_of(run) != "FINISHED"
+    assert differing(components(whole / "runs/safe"), components(run)) != []
+    code, text = command("train", *SETTINGS, "resume=true", cwd=home)
+    assert code == 0, text
+    assert status_of(run) == "FINISHED"
+    assert differing(components(whole / "runs/safe"), components(run)) == []
+
+    code, text = command(
+        "evaluate", "run=runs/safe", "num_episodes=4", "trust=[mylab.,mystop.]", cwd=home
     )
-    assert status == 0, err
-    assert "new tasks" in out
+    assert code == 0, text
+    assert "new tasks" in text
 
     # An agent that acts needs neither the game nor its library.
-    for name in list(sys.modules):
+    for name in ("jax", "jaxlib", "mylab", *sys.modules):
         if name.partition(".")[0] in ("jax", "jaxlib", "mylab"):
             monkeypatch.setitem(sys.modules, name, None)
-    agent = yamame.load("runs/safe", trust=["mylab."])
+    agent = yamame.load(run, trust=["mylab.", "mystop."])
     seen = {"hint": np.zeros((1,), np.float32), "guess": np.zeros((1,), np.int32)}
     action = agent.act(seen)
     assert 0 <= int(np.asarray(action).item()) < 16
-    assert json.loads((tmp_path / "runs/safe/summary.json").read_text())["status"] == "FINISHED"

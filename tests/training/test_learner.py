@@ -234,6 +234,42 @@ def test_statistics_move_with_accepted_updates_only(tmp_path):
     assert means[2] == means[1] == means[3] != means[4]
 
 
+class Late(Quadratic):
+    """Registers its mean in its first forward, in one of several ways."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        if way == "a place":
+            self.register_buffer("mean", None)
+        elif way == "another size":
+            self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, batch):
+        mean = getattr(self, "mean", None)
+        if mean is None or len(mean) < 2:
+            mean = torch.zeros(2)
+            if self.way == "a name":
+                self.register_buffer("mean", mean)
+            else:
+                self.mean = mean
+        mean += batch["slope"]
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("way", ["a name", "a place", "another size"])
+def test_a_buffer_that_is_first_registered_in_a_refused_update_is_not_there_after_it(tmp_path, way):
+    learner = make(tmp_path, Late(way))
+    before = {name: value.clone() for name, value in learner.loss.state_dict().items()}
+    assert learner.update(batch(torch.nan)) == {}
+    learner.evaluate(batch(1.0))
+    torch.testing.assert_close(learner.loss.state_dict(), before)
+    for slope in (1.0, torch.nan, 1.0):
+        learner.update(batch(slope))
+        learner.evaluate(batch(1.0))
+    assert learner.loss.mean.tolist() == [2.0, 2.0]
+
+
 def test_a_bundle_holds_the_weights_and_the_random_state_from_before_the_update(tmp_path):
     learner = make(tmp_path, Looking())
     learner.update(batch(1.0))

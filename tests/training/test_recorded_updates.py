@@ -764,7 +764,7 @@ def test_replays_train_as_ordinary_updates_and_read_what_is_declared(record, mon
     # numbers.
     assert recorder.numbers[2:] == recorder.numbers[:2]
     memory = [value.data_ptr() for value in state_of(learner.loss)]
-    learner.restore(learner.statistics())
+    learner.evaluate(batches[0])
     learner.loss.load_state_dict(learners[0].loss.state_dict())
     learner.loss.eval().train()
     assert [value.data_ptr() for value in state_of(learner.loss)] == memory == started

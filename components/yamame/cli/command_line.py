@@ -259,13 +259,13 @@ def jobs_of(line: CommandLine) -> Iterator[list[str]]:
 
 
 def label_of(line: CommandLine, number: int, job: Sequence[str]) -> str:
-    """Return a name of a job: its number, and the overrides that not all jobs have."""
+    """Return a name of a job: its number, and the overrides that not all jobs have, if any."""
     fixed = set()
     for override in OverridesParser.create().parse_overrides([*line.params, *line.overrides]):
         if not override.is_sweep_override():
             fixed.add(override.input_line)
     changed = [text for text in job if text not in fixed]
-    return f"job {number} ({shlex.join(changed)})"
+    return f"job {number} ({shlex.join(changed)})" if changed else f"job {number}"
 
 
 def check_launch(hydra_config: Any) -> None:
@@ -281,12 +281,12 @@ def check_launch(hydra_config: Any) -> None:
     is_size = size is None or (isinstance(size, int) and size > 0)
     condition = "be a positive integer or null"
     require_setting("hydra.sweeper.max_batch_size", size, is_size, condition)
-    # Negative numbers count from the number of cores.
+    # Negative numbers count from the number of cores. True is an int, too, but no number.
     num_jobs = hydra_config.launcher.get("n_jobs", 1)
-    is_number = isinstance(num_jobs, int) and num_jobs != 0
+    is_number = type(num_jobs) is int and num_jobs != 0
     require_setting("hydra.launcher.n_jobs", num_jobs, is_number, "be an integer other than 0")
     per_device = hydra_config.launcher.get("jobs_per_device", 1)
-    is_number = isinstance(per_device, int) and per_device > 0
+    is_number = type(per_device) is int and per_device > 0
     condition = "be a positive integer"
     require_setting("hydra.launcher.jobs_per_device", per_device, is_number, condition)
 

@@ -171,6 +171,8 @@ def explain(error: Exception, line: CommandLine) -> list[str]:
 def naming_job(line: CommandLine, number: int, job: Sequence[str]) -> Iterator[None]:
     """Within the block, a mistake in a job of a sweep is raised with the name of the job.
 
+    Errors in settings of the launcher, or of the sweeper, are left as they are.
+
     Args:
         line: Command line of the sweep; of a single run, errors are left as they are.
         number: Number of the job.
@@ -179,7 +181,9 @@ def naming_job(line: CommandLine, number: int, job: Sequence[str]) -> Iterator[N
     try:
         yield
     except (UsageError, HydraException, OmegaConfBaseException) as error:
-        if not line.is_sweep:
+        key = error.key if isinstance(error, UsageError) else None
+        # Hydra's own settings are the same in all jobs.
+        if not line.is_sweep or (key or "").startswith("hydra."):
             raise
         single = replace(line, overrides=tuple(job), params=(), is_sweep=False)
         label = label_of(line, number, job)

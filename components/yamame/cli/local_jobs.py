@@ -83,6 +83,10 @@ def place_jobs(
     return Placement(num_workers, visible, min(num_gpus, num_workers))
 
 
+def _number_of(noun: str, number: int) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def visible_gpus() -> list[str]:
     """Return the GPUs that this process may use, as they are named in ``CUDA_VISIBLE_DEVICES``."""
     number = torch.cuda.device_count()
@@ -161,9 +165,11 @@ class LocalSweep:
             gpus=visible_gpus(),
         )
         if placement.num_workers < min(n_jobs, len(job_overrides)):
+            jobs = _number_of("job", placement.num_workers)
+            gpus = _number_of("GPU", placement.num_gpus)
             print_stderr(
-                f"launcher: {placement.num_workers} jobs at the same time, not {n_jobs}, on "
-                f"{placement.num_gpus} GPUs; hydra.launcher.jobs_per_device lets jobs share a GPU"
+                f"launcher: {jobs} at the same time, not {n_jobs}, on {gpus}; "
+                "hydra.launcher.jobs_per_device lets jobs share a GPU"
             )
         self.num_workers = placement.num_workers
         with sharing_gpus(placement.is_shared):

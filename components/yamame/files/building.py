@@ -20,6 +20,8 @@ class of ours; other libraries raise any type for wrong arguments."""
 _SIZE_ERRORS = (OverflowError, MemoryError, RuntimeError)
 """Those of them that may be about a size that is known at run time only."""
 
+_ABSENT = object()
+
 
 def build_node(
     node: Mapping[str, Any],
@@ -95,8 +97,10 @@ def _locate(error: UsageError, key: str, settings: Mapping[str, Any]) -> None:
     if isinstance(error, ArgumentError):
         # A constructor may check numbers that it has computed, under the name of an argument.
         # Texts are compared, because tensors have no truth value and NaN is not equal to itself.
-        in_settings = error.name in settings
-        error.is_setting = in_settings and repr(settings[error.name]) == repr(error.value)
+        value: Any = settings
+        for name in error.name.split("."):  # as of a value within a mapping
+            value = value.get(name, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+        error.is_setting = repr(value) == repr(error.value)
 
 
 def _numbers(arguments: Mapping[str, Any]) -> dict[str, float]:

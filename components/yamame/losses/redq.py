@@ -152,7 +152,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         cloning_filter: CloningFilter = "binary",
         filter_threshold: float = 0.0,
         filter_temperature: PositiveFloat = 1.0,
-        n_step: PositiveInt = 1,
+        n_step: PositiveInt = 2,
         num_action_samples: PositiveInt = 1,
         discrete_gradient: DiscreteGradient = "expectation",
         target_tau: float = 0.02,

@@ -223,7 +223,9 @@ class Learner:
     @contextmanager
     def _observing(self) -> Iterator[None]:
         """Within the block, evaluate the loss; restore its modes and buffers afterwards."""
-        statistics = self.statistics()
+        # Copies of its own: a recorded update writes to those of the learner.
+        saved = SavedBuffers(self.loss)
+        saved.save()
         modes = {module: module.training for module in self.loss.modules()}
         self.loss.eval()
         try:
@@ -233,21 +235,7 @@ class Learner:
             # Not `train`, which would change modules that were in evaluation mode before.
             for module, mode in modes.items():
                 module.training = mode
-            self.restore(statistics)
-
-    def statistics(self) -> list[tuple[Tensor, Tensor]]:
-        """Return every buffer of the loss, such as running statistics, with a copy of it."""
-        return [(buffer, buffer.clone()) for buffer in self.loss.buffers()]
-
-    @torch.no_grad()
-    def restore(self, statistics: list[tuple[Tensor, Tensor]]) -> None:
-        """Undo all changes of buffers since `statistics` was called.
-
-        Args:
-            statistics: Result of `statistics`.
-        """
-        for buffer, former in statistics:
-            buffer.copy_(former)
+            saved.restore()
 
     def precision(self) -> torch.autocast:
         """Return the context in which networks compute as they do in an update."""

@@ -11,7 +11,14 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from yamame.checks import ArgumentError, PositiveInt, check_bounds, require, require_choice
+from yamame.checks import (
+    ArgumentError,
+    PositiveInt,
+    UsageError,
+    check_bounds,
+    require,
+    require_choice,
+)
 from yamame.spaces import Spaces
 from yamame.system.messages import OutsideError, one_line
 from yamame.system.user_code import user_code
@@ -41,6 +48,9 @@ class JaxEnv(ContextEnv):
     actions: the key of a reset is a hash of the former two, and a step's the number of the step
     folded into that. Without ``tasks``, attempts share the key of their reset, so that trials begin
     alike and their noise differs.
+
+    An env plays the same with any number of envs beside it, up to rounding where the game sums many
+    real numbers: XLA orders the terms of a sum by the number of envs.
 
     Observations and actions are converted as those of Gymnasium environments (`yamame_envs.Gym`):
     an array is the entry ``observation``, and parts of dictionaries and tuples are nested below it.
@@ -101,9 +111,14 @@ class JaxEnv(ContextEnv):
         self._timestep: dict[str, Any] = {}
         self._worlds: Worlds | None = None
         spaces = self._programs.spaces
+        if time_limit == "registered":
+            own = game.time_limit
+            condition = f"be a number of steps, or null, as the game's own limit is {own}"
+            require(self.label, "time_limit", time_limit, own is None or own >= 1, condition)
+            time_limit = own
         super().__init__(
             num_envs=num_envs,
-            time_limit=game.time_limit if time_limit == "registered" else time_limit,
+            time_limit=time_limit,
             action=action_spec(spaces.action),
             observations=observation_specs(spaces.observations, device),
             tells_success=self._programs.success_key is not None,
@@ -128,6 +143,8 @@ class JaxEnv(ContextEnv):
     ) -> Programs:
         load_jax()
         source = self._id
+        is_mapping = isinstance(settings, Mapping)
+        require(self.label, "settings", settings, is_mapping, "be a mapping of names to values")
         library = source.partition(":")[0] if isinstance(source, str) else None
         draw = self._find_tasks(tasks)
         given = json.dumps(dict(settings), sort_keys=True, default=repr)
@@ -139,13 +156,26 @@ class JaxEnv(ContextEnv):
 
         else:
             made = _located(source, self.label, "id") if isinstance(source, str) else source
+            makes_game = callable(made) or isinstance(made, Game)
+            condition = "name a class or function that makes a game, or a Game"
+            require(self.label, "id", source, makes_game, condition)
             # The object, because another module of the same name may have another one.
             key = (made, given, draw, success)
 
             def make() -> Game:
                 return own_game(made, settings, draw, self.label)
 
-        return programs_of(key, make, success=success, owner=self.label)
+        try:
+            return programs_of(key, make, success=success, owner=self.label)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, UsageError | ImportError) or not settings:
+                raise
+            # Values of a wrong type are found where the game computes with them.
+            condition = f"have values with which {self.label} can be played"
+            got = dict(settings)
+            raise ArgumentError(
+                self.label, "settings", got, condition, remedy=one_line(error)
+            ) from error
 
     def _find_tasks(self, tasks: Any) -> Any:
         if tasks is None or tasks == "own" or callable(tasks):
@@ -154,7 +184,9 @@ class JaxEnv(ContextEnv):
         is_own = isinstance(tasks, str) and tasks.partition(":")[0].split(".")[0] not in LIBRARIES
         condition = "be null, own, or module:name of a function of yours"
         require(self.label, "tasks", tasks, is_own, condition)
-        return _located(tasks, self.label, "tasks")
+        found = _located(tasks, self.label, "tasks")
+        require(self.label, "tasks", tasks, callable(found), condition)
+        return found
 
     def _check_split(self) -> None:
         if self._split == "all":

@@ -3,14 +3,16 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from yamame.checks import ArgumentError, require
-from yamame.system.messages import OutsideError, print_once
+from yamame.system.messages import print_once
 
+from yamame_envs.jax_games.checks import check_length, check_takes
 from yamame_envs.jax_games.runtime import load_numpy
 
-LIMITS = ("max_steps_in_episode", "max_timesteps", "max_steps")
+LIMITS = ("max_steps_in_episode", "max_timesteps", "max_steps", "max_episode_length")
 """Names of the time limit in the parameters of a game, or in the game itself."""
 _GYMNAX_BASE = "gymnax.environments.environment"
 
@@ -25,7 +27,8 @@ class Game:
     Attributes:
         reset: Function ``(key, task) -> (observation, state)``.
         step: Function ``(key, state, action, task) -> (observation, state, reward, terminated,
-            truncated, info)``. ``info`` is a dictionary, in which success may be told.
+            truncated, info)``. An episode that is both is terminated. ``info`` is a dictionary, in
+            which success may be told, or None.
         action_space: Space of an action: of Gymnax or Gymnasium, or any object with ``n``, with
             ``nvec``, or with ``low``, ``high`` and ``shape``.
         observation_space: Space of an observation. None: dtypes and shapes tell.
@@ -67,8 +70,11 @@ def game_of(made: Any, owner: str, *, draw_task: Callable[[Any], Any] | str | No
         if draw_task == "own":
             has_own = made.draw_task is not None
             require(owner, "tasks", draw_task, has_own, "be null where draw_task is None")
-            return made
-        return dataclasses.replace(made, draw_task=draw_task) if callable(draw_task) else made
+        elif callable(draw_task):
+            made = dataclasses.replace(made, draw_task=draw_task)
+        check_takes(owner, "reset", made.reset, "key", "task")
+        check_takes(owner, "step", made.step, "key", "state", "action", "task")
+        return made
 
     is_pair = isinstance(made, tuple) and len(made) == 2
     env, params = made if is_pair else (made, None)
@@ -88,7 +94,8 @@ def gymnax_game(
 ) -> Game:
     """Return the game of an environment with Gymnax's interface.
 
-    A task replaces the parameters: all of them, or the fields that a dictionary names.
+    A task replaces the parameters: all of them, or the fields that a dictionary names. Where the
+    info of a step has ``truncated``, an episode that is done by it is cut off, and not terminated.
 
     Args:
         env: Environment with ``reset_env``, ``step_env``, and ``action_space(params)`` or
@@ -103,26 +110,27 @@ def gymnax_game(
         require(owner, "tasks", "own", callable(draw_task), condition)
     elif draw_task is None and params is None and callable(getattr(env, "sample_task", None)):
         print_once(f"{owner}: params are None, as sample_task draws them only with tasks=own")
+    check_takes(owner, "reset_env", env.reset_env, "key", "params")
+    check_takes(owner, "step_env", env.step_env, "key", "state", "action", "params")
 
     def reset(key: Any, task: Any) -> tuple[Any, Any]:
-        result = env.reset_env(key, replaced(params, task))
-        _check_length(owner, "reset_env", result, ("(observation, state)",), (2,))
+        result = env.reset_env(key, replaced(params, task, owner))
+        check_length(owner, "reset_env", result, "(observation, state)")
         return result
 
     def step(key: Any, state: Any, action: Any, task: Any) -> Any:
-        played = replaced(params, task)
+        played = replaced(params, task, owner)
         result = env.step_env(key, state, action, played)
         forms = (
             "(observation, state, reward, done, info)",
             "(observation, state, reward, terminated, truncated, info)",
         )
-        _check_length(owner, "step_env", result, forms, (5, 6))
+        check_length(owner, "step_env", result, *forms)
         if len(result) == 6:
             return result
         observation, after, reward, done, info = result
-        truncated = _truncated(env, after, played, info)
-        # Where the end of time is part of `done`, it is told apart by the info.
-        return observation, after, reward, done, truncated, info
+        terminated, truncated = _ends(env, after, played, done, info)
+        return observation, after, reward, terminated, truncated, info
 
     return Game(
         reset=reset,
@@ -149,8 +157,12 @@ def field_names(params: Any) -> frozenset[str]:
     return frozenset(getattr(params, "_fields", ()))
 
 
-def replaced(params: Any, task: Any) -> Any:
-    """Return parameters with those that a task sets."""
+def replaced(params: Any, task: Any, owner: str) -> Any:
+    """Return parameters with those that a task sets.
+
+    Raises:
+        ArgumentError: A task is a dictionary with other names than those of fields.
+    """
     if task is None or params is None:
         return params if task is None else task
     if not isinstance(task, Mapping):
@@ -159,49 +171,60 @@ def replaced(params: Any, task: Any) -> Any:
         return {**params, **task}
     unknown = sorted(set(task) - field_names(params))
     if unknown:
-        raise ArgumentError(
-            type(params).__name__, "task", unknown, f"have fields of {sorted(field_names(params))}"
-        )
+        condition = f"draw fields of {sorted(field_names(params))}"
+        raise ArgumentError(owner, "tasks", unknown, condition)
     if hasattr(params, "_replace"):
         return params._replace(**task)
     return dataclasses.replace(params, **task)
 
 
 def time_limit_of(*places: Any) -> int | None:
-    """Return the time limit that parameters, or an environment, have; None if there is none."""
+    """Return the time limit that parameters, or an environment, have; None if there is none.
+
+    >>> time_limit_of({"max_steps": 20}, None), time_limit_of(None)
+    (20, None)
+    """
+    found = []
     for place in places:
         for name in LIMITS:
             value = place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
             if value is not None:
-                return int(value)
-    return None
+                found.append(int(value))
+    # Parameters of Gymnax have a limit of 1 where the game keeps its own elsewhere.
+    return next((limit for limit in found if limit != 1), found[0] if found else None)
 
 
-def _truncated(env: Any, state: Any, params: Any, info: Any) -> Any:
-    """Return whether an episode was cut off, as an environment tells it."""
+def _ends(env: Any, state: Any, params: Any, done: Any, info: Any) -> tuple[Any, Any]:
+    """Return whether an episode is over for good, and whether it was cut off."""
+    jnp = load_numpy()
     method = getattr(env, "is_truncated", None)
     if callable(method):
         home = getattr(getattr(method, "__func__", method), "__module__", "")
         # The method of Gymnax's base class reads a field that not all games have.
         if home != _GYMNAX_BASE or hasattr(state, "time"):
-            return method(state, params)
+            return done, method(state, params)
     if isinstance(info, Mapping) and "truncated" in info:
-        return info["truncated"]
-    return load_numpy().zeros((), bool)
+        # The info tells why an episode is done, so `done` is true there, too.
+        truncated = info["truncated"]
+        return jnp.logical_and(done, jnp.logical_not(truncated)), truncated
+    return done, jnp.zeros((), bool)
 
 
 def _space(env: Any, name: str, params: Any, owner: str) -> Any:
     """Return a space of an environment; None for an observation space that it does not have."""
     space = getattr(env, name, None)
+    if callable(space):
+        check_takes(owner, name, space, "params")
+        return space(params)
     if space is not None:
-        return space(params) if callable(space) else space
+        return space
     if name == "observation_space":
         return None
     count = getattr(env, "num_actions", None)
-    if not isinstance(count, int):
-        condition = "have action_space(params), or num_actions"
+    if not isinstance(count, Integral):
+        condition = "name a game with action_space(params), or with a whole number num_actions"
         raise ArgumentError(owner, "id", type(env).__name__, condition)
-    return Choices(count)
+    return Choices(int(count))
 
 
 class Choices:
@@ -209,14 +232,3 @@ class Choices:
 
     def __init__(self, n: int) -> None:
         self.n = n
-
-
-def _check_length(
-    owner: str, hook: str, result: Any, forms: tuple[str, ...], lengths: tuple[int, ...]
-) -> None:
-    if isinstance(result, tuple | list) and len(result) in lengths:
-        return
-    got = type(result).__name__
-    if isinstance(result, tuple | list):
-        got = f"{got} of {len(result)}"
-    raise OutsideError(f"{owner}: the result of {hook} must be {' or '.join(forms)}, got {got}")

@@ -6,7 +6,6 @@ file may have them; other modules need ``trust`` there (`yamame.files.trusted`).
 """
 
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -49,16 +48,22 @@ def library_game(id: str, settings: Settings, draw_task: DrawTask | str | None, 
         ArgumentError: The library has no such game, or it takes no such settings.
         MissingExtra: The library is not installed.
     """
-    library, _, name = id.partition(":")
+    library, _, game = id.partition(":")
     load_jax()
     try:
-        return LIBRARIES[library](name, dict(settings), draw_task, owner)
+        return LIBRARIES[library](game, dict(settings), draw_task, owner)
     except (MissingExtra, ArgumentError, OutsideError):
         raise
     except (TypeError, ValueError) as error:
-        condition = f"name a game of {library}, with settings that it takes"
-        got = f"{id} {json.dumps(dict(settings), default=str)}"
-        raise ArgumentError(owner, "id", got, condition, remedy=one_line(error)) from error
+        if settings:
+            # Raises the error of an unknown id, if it is that.
+            library_game(id, {}, draw_task, owner)
+            name, value = "settings", dict(settings)
+            condition = f"hold arguments and values that {id} takes"
+        else:
+            name, value = "id", id
+            condition = f"name a game of {library}"
+        raise ArgumentError(owner, name, value, condition, remedy=one_line(error)) from error
 
 
 def _gymnax(name: str, settings: Settings, draw: DrawTask | str | None, owner: str) -> Game:
@@ -78,7 +83,9 @@ def _craftax(name: str, settings: Settings, draw: DrawTask | str | None, owner: 
     craftax = import_extra("craftax.craftax_env", extra="craftax", owner=owner)
     env = craftax.make_craftax_env_from_name(name, auto_reset=False)
     # Some games read angles from their parameters that the defaults leave open for the key.
-    params = replaced(env.default_params, dict(settings) or None)
+    params = env.default_params
+    _check_fields(settings, params, set(), owner)
+    params = replaced(params, dict(settings) or None, owner)
     return replace(gymnax_game(env, params, owner, draw), pixels_as_bytes=True)
 
 
@@ -91,8 +98,7 @@ def _xminigrid(name: str, settings: Settings, draw: DrawTask | str | None, owner
     def with_rules(task: Any) -> Any:
         if task is None:
             return params
-        ruleset = params.ruleset.replace(**task) if isinstance(task, Mapping) else task
-        return params.replace(ruleset=ruleset)
+        return params.replace(ruleset=replaced(params.ruleset, task, owner))
 
     def reset(key: Any, task: Any) -> tuple[Any, Any]:
         begun = env.reset(with_rules(task), key)
@@ -147,13 +153,19 @@ def configured(
     if not fields:
         return game_of(made, owner, draw_task=draw)
     env, params = made if isinstance(made, tuple) else (made, default_params(made))
-    known = field_names(params).union(_names_of(make))
-    unknown = sorted(set(fields) - field_names(params))
-    condition = "name arguments of the constructor, or fields of the game's parameters"
-    if known:
-        condition += f" ({', '.join(sorted(known))})"
-    require(owner, "settings", unknown, not unknown, condition)
-    return game_of((env, replaced(params, fields)), owner, draw_task=draw)
+    _check_fields(fields, params, _names_of(make), owner)
+    return game_of((env, replaced(params, fields, owner)), owner, draw_task=draw)
+
+
+def _check_fields(fields: Settings, params: Any, arguments: set[str], owner: str) -> None:
+    """Raise for a setting that is no field of the parameters; constructors take ``arguments``."""
+    known = field_names(params)
+    condition = "be left out: it is no argument of the constructor, and no field of the parameters"
+    allowed = ", ".join(sorted(known | arguments))
+    if allowed:
+        condition += f" ({allowed})"
+    for name, value in fields.items():
+        require(owner, f"settings.{name}", value, name in known, condition)
 
 
 def _sorted_settings(
@@ -216,7 +228,6 @@ def own_game(
     if isinstance(made, Game):
         require(owner, "settings", settings, not settings, "be empty for a Game")
         return game_of(made, owner, draw_task=draw)
-    require(owner, "id", made, callable(made), "name a class or function that makes a game")
     try:
         with user_code(f"{owner}: the game failed while it was made"):
             return configured(made, settings, draw, owner)

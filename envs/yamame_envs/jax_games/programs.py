@@ -4,7 +4,7 @@ All that decides how an env continues is its `World`, a pytree of arrays: keys a
 so that a world can be saved. An env never reads the world of another one.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,13 +15,23 @@ from yamame.system.compiling import compiling
 from yamame.system.messages import OutsideError
 from yamame.system.user_code import UserCodeError, user_code
 
+from yamame_envs.jax_games.checks import (
+    arrays,
+    check_length,
+    check_number,
+    check_real,
+    check_same,
+    check_takes,
+    kind_of,
+)
 from yamame_envs.jax_games.game import Game
-from yamame_envs.jax_games.runtime import KEY_TYPE, is_key, load_jax
+from yamame_envs.jax_games.runtime import KEY_TYPE, is_key, is_plain, load_jax
 from yamame_envs.jax_games.spaces import spaces_of, stored, taken
 from yamame_envs.streams import bits
 from yamame_envs.tasks import Tensors
 
 _SUCCESS = ("success", "is_success")
+_FLAGS = ("terminated", "truncated")
 _TASKS_AT_ONCE = 64
 """Tasks that are drawn by one call, whose number is fixed because each is compiled anew."""
 _NO_VALUES = (
@@ -56,8 +66,7 @@ class Moved(NamedTuple):
         world: Worlds.
         reward: Rewards ``[N, 1]``.
         flags: ``[N, 3]`` bool: terminated, truncated and success.
-        fault: ``[N]`` int32: 0, 1 for a reward that is not finite, and 2 + i for a wrong number in
-            entry i of the observation.
+        fault: ``[N]`` int32: 0, or the number of a wrong value, see `Programs.fault_text`.
     """
 
     seen: tuple[Any, ...]
@@ -89,6 +98,7 @@ class Programs:
     def __init__(self, game: Game, *, success: str | None, owner: str) -> None:
         self.game = game
         self._owner = owner
+        self._success = success
         self._compiled: set[Any] = set()
         # Generators of the keys in states and tasks, of each leaf; None where it is no key.
         self._generators: dict[str, list[Any]] = {}
@@ -97,12 +107,17 @@ class Programs:
         with compiling(f"compiling {owner}: tracing its functions"):
             task = None
             if game.draw_task is not None:
+                check_takes(owner, "draw_task", game.draw_task, "key")
                 task = self._shapes("draw_task", self._draw_words, word)
+                check_real(owner, "task", task)
             observation, state = self._shapes("reset", self._raw_reset, word, task)
             self.spaces = spaces_of(game, observation, owner)
-            result = self._shapes("step", self._raw_step, word, state, self._example_action(), task)
-            self.success_key = self._find_success(result[5], success)
-            self._check_step(observation, state, result)
+            action = self._example_action()
+            result = self._shapes("step", self._example_step, word, state, action, task)
+            check_same(owner, "observation", observation, result[0])
+            check_same(owner, "state", state, result[1])
+            for name, value in zip(("reward", *self._flags), result[2:], strict=True):
+                check_number(owner, name, value)
             self.shapes = self._shapes("reset", self._begin, word, word, task)
         self._task_shapes = task
         self._names = [str(entry) for entry in self.spaces.observations]
@@ -115,27 +130,42 @@ class Programs:
 
     def _draw_words(self, word: Any) -> Any:
         assert self.game.draw_task is not None
-        task = _arrays(self.game.draw_task(_key(word)))
+        task = arrays(self._owner, "task", self.game.draw_task(_key(word)))
         self._generators["task"] = _generators_of(task)
         return _as_words(task)
 
     def _raw_reset(self, word: Any, task: Any) -> tuple[Any, Any]:
-        observation, state = self.game.reset(_key(word), self.with_keys(task, "task"))
-        state = _arrays(state)
+        result = self.game.reset(_key(word), self.with_keys(task, "task"))
+        check_length(self._owner, "reset", result, "(observation, state)")
+        observation, state = result
+        state = arrays(self._owner, "state", state)
         self._generators["state"] = _generators_of(state)
-        return _arrays(observation), state
+        return arrays(self._owner, "observation", observation), state
 
     def _raw_step(self, word: Any, state: Any, action: Any, task: Any) -> tuple[Any, ...]:
         action = taken(self.spaces.action, action)
         result = self.game.step(_key(word), state, action, self.with_keys(task, "task"))
-        if not isinstance(result, tuple | list) or len(result) != 6:
-            raise OutsideError(
-                f"{self._owner}: the result of step must be (observation, state, reward, "
-                f"terminated, truncated, info), got {type(result).__name__}"
-            )
-        observation, after, reward, terminated, truncated, info = result
-        numbers = _arrays((reward, terminated, truncated))
-        return _arrays(observation), _arrays(after), *numbers, dict(info or {})
+        form = "(observation, state, reward, terminated, truncated, info)"
+        check_length(self._owner, "step", result, form)
+        named = zip(("observation", "state", "reward", *_FLAGS), result[:5], strict=True)
+        made = [arrays(self._owner, name, value) for name, value in named]
+        info = {} if result[5] is None else result[5]
+        if not isinstance(info, Mapping):
+            raise OutsideError(f"{self._owner}: info must be a dictionary, got {kind_of(info)}")
+        return (*made, info)
+
+    def _example_step(self, word: Any, state: Any, action: Any, task: Any) -> tuple[Any, ...]:
+        """Trace a step, and find success in its info, which may hold other things than arrays."""
+        *made, info = self._raw_step(word, state, action, task)
+        self.success_key = self._find_success(info, self._success)
+        if self.success_key is not None:
+            made.append(arrays(self._owner, self.success_key, info[self.success_key]))
+        return tuple(made)
+
+    @property
+    def _flags(self) -> tuple[str, ...]:
+        """Names of the flags of a step."""
+        return _FLAGS if self.success_key is None else (*_FLAGS, self.success_key)
 
     def _begin(self, word: Any, attempt: Any, task: Any) -> tuple[tuple[Any, ...], World]:
         observation, state = self._raw_reset(word, task)
@@ -154,14 +184,16 @@ class Programs:
         success = jnp.zeros((), bool)
         if self.success_key is not None:
             success = jnp.asarray(info[self.success_key])
-        flags = [jnp.asarray(flag).astype(bool).reshape(1) for flag in (terminated, truncated)]
-        flags.append(success.astype(bool).reshape(1))
         seen, wrong = self._stored(observation)
+        wrong.insert(0, ~jnp.isfinite(reward).all())
+        flags = []
+        for flag in (terminated, truncated, success):
+            flags.append(flag.astype(bool).reshape(1))
+            wrong.append(((flag != 0) & (flag != 1)).any())
         # The first fault counts.
         fault = jnp.zeros((), jnp.int32)
-        for number, is_wrong in reversed(list(enumerate(wrong, 2))):
+        for number, is_wrong in reversed(list(enumerate(wrong, 1))):
             fault = jnp.where(is_wrong, number, fault)
-        fault = jnp.where(jnp.isfinite(reward).all(), fault, 1)
         after = World(_as_words(after), world.task, world.word, world.step + 1)
         return Moved(seen, after, reward, jnp.concatenate(flags), fault)
 
@@ -243,8 +275,10 @@ class Programs:
         entries = {}
         for number, leaves in enumerate(zip(*parts, strict=True)):
             values = np.concatenate(leaves)[:count]
-            if values.dtype.kind == "u":
-                values = values.astype(np.int64)  # torch hardly computes with them
+            if jax.numpy.issubdtype(values.dtype, np.integer):
+                values = values.astype(np.int64)  # torch hardly computes with unsigned ones
+            elif not is_plain(values.dtype):
+                values = values.astype(np.float32)
             entries[f"{number:03}"] = torch.from_numpy(values)
         return entries
 
@@ -260,10 +294,14 @@ class Programs:
         return jax.tree.unflatten(tree, leaves)
 
     def fault_text(self, number: int) -> str:
-        """Describe a number of `Moved.fault`."""
+        """Describe a number of `Moved.fault`: of the reward, an observation or a flag."""
         if number == 1:
             return "the reward must be finite"
-        entry = self.spaces.observations[number - 2]
+        place = number - 2
+        num_entries = len(self.spaces.observations)
+        if place >= num_entries:
+            return f"{self._flags[place - num_entries]} must be true or false"
+        entry = self.spaces.observations[place]
         condition = f"hold whole numbers in 0..{entry.sizes[0] - 1}"
         if entry.kind == "number":
             condition = "be finite"
@@ -310,7 +348,7 @@ class Programs:
         dtype = np.float32 if action.kind == "box" else np.int32
         return jax.ShapeDtypeStruct(shape, dtype)
 
-    def _find_success(self, info: dict[str, Any], key: str | None) -> str | None:
+    def _find_success(self, info: Mapping[str, Any], key: str | None) -> str | None:
         if key == "auto":
             return next((name for name in _SUCCESS if name in info), None)
         if key is not None:
@@ -318,40 +356,6 @@ class Programs:
             condition = f"be auto, null or a key of the info of a step: {found}"
             require(self._owner, "success", key, key in info, condition)
         return key
-
-    def _check_step(self, observation: Any, state: Any, result: tuple[Any, ...]) -> None:
-        """Raise unless a step returns what a reset returns, and one number for each flag."""
-        self._check_same("observation", observation, result[0])
-        self._check_same("state", state, result[1])
-        for name, value in zip(("reward", "terminated", "truncated"), result[2:5], strict=True):
-            is_one = int(np.prod(value.shape)) == 1
-            self._require(is_one, f"{name} must be one number, got shape {list(value.shape)}")
-        if self.success_key is not None:
-            shape = getattr(result[5][self.success_key], "shape", ())
-            is_one = int(np.prod(shape)) == 1
-            self._require(is_one, f"{self.success_key} must be one flag, got shape {list(shape)}")
-
-    def _check_same(self, name: str, first: Any, second: Any) -> None:
-        jax = load_jax()
-        paths = jax.tree_util.tree_leaves_with_path(first)
-        others = jax.tree_util.tree_leaves_with_path(second)
-        is_same = jax.tree.structure(first) == jax.tree.structure(second)
-        if not is_same:
-            places = {name + jax.tree_util.keystr(path) for path, _ in paths}
-            new = {name + jax.tree_util.keystr(path) for path, _ in others}
-            lacks = f"; it lacks {sorted(places - new)}" if places - new else ""
-            adds = f"; it adds {sorted(new - places)}" if new - places else ""
-            condition = f"the {name} of step must have the structure of that of reset"
-            self._require(False, f"{condition}{lacks}{adds}")
-        for (path, one), (_, other) in zip(paths, others, strict=True):
-            place = name + jax.tree_util.keystr(path)
-            wanted = f"{one.dtype}{list(one.shape)}"
-            got = f"{other.dtype}{list(other.shape)}"
-            self._require(wanted == got, f"{place} must be {wanted} as in reset, got {got} in step")
-
-    def _require(self, holds: bool, condition: str) -> None:
-        if not holds:
-            raise OutsideError(f"{self._owner}: {condition}")
 
 
 def _untraceable(jax: Any) -> tuple[type[Exception], ...]:
@@ -402,17 +406,6 @@ def _place(current: Any, queue: Any, begins: Any) -> Any:
 
 def _key(word: Any) -> Any:
     return load_jax().random.wrap_key_data(word, impl=KEY_TYPE)
-
-
-def _arrays(tree: Any) -> Any:
-    """Return a pytree of arrays with dtypes of their own, as a number of Python has none."""
-    jax = load_jax()
-
-    def leaf(value: Any) -> Any:
-        array = jax.numpy.asarray(value)
-        return array if is_key(array) else jax.lax.convert_element_type(array, array.dtype)
-
-    return jax.tree.map(leaf, tree)
 
 
 def _generators_of(tree: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
@@ -111,6 +112,12 @@ def to_torch(array: Any, device: torch.device, dtype: torch.dtype | None = None)
     shared = from_dlpack(array)
     # The array may be part of the state of the game as well, and tensors may be changed in place.
     return shared.to(device, dtype or shared.dtype, copy=True)
+
+
+def is_plain(dtype: Any) -> bool:
+    """Return whether NumPy and torch have a dtype of real numbers or flags, unlike bfloat16."""
+    numpy_dtype = np.dtype(dtype)
+    return numpy_dtype.kind in "biuf" and numpy_dtype.isbuiltin == 1
 
 
 def is_key(value: Any) -> bool:

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from yamame.checks import ArgumentError, require
+from yamame.checks import ArgumentError, UsageError, require
 from yamame.spaces import ActionEntry, ObservationEntry, Spaces
-from yamame.system.messages import print_once
+from yamame.system.messages import one_line, print_once
 
 from yamame_envs.adapters.actions import read_actions
 from yamame_envs.adapters.spaces import read_observation
+from yamame_envs.jax_games.checks import is_real
 from yamame_envs.jax_games.game import Game
 from yamame_envs.jax_games.runtime import is_key, load_jax, load_numpy
 
@@ -50,6 +51,17 @@ def spaces_of(game: Game, observation: Any, owner: str) -> Spaces:
 
 def _gymnasium(space: Any, owner: str, name: str) -> Any:
     """Return the Gymnasium space of a space of Gymnax, or of any object like one."""
+    try:
+        return _converted(space, owner, name)
+    except UsageError:
+        raise
+    except (TypeError, ValueError, AssertionError) as error:
+        # Gymnasium refuses spaces without values, such as those of 0 choices.
+        condition = "describe values of one shape"
+        raise ArgumentError(owner, name, space, condition, remedy=one_line(error)) from error
+
+
+def _converted(space: Any, owner: str, name: str) -> Any:
     if isinstance(space, spaces.Space):
         return space
     parts = getattr(space, "spaces", None)
@@ -112,18 +124,19 @@ def _space_of(value: Any, declared: Any, owner: str, place: str, as_bytes: bool)
         is_sequence = isinstance(value, tuple | list) and not hasattr(value, "_fields")
         return spaces.Tuple(list(inner.values())) if is_sequence else spaces.Dict(inner)
 
-    if not hasattr(value, "dtype") or is_key(value):
-        condition = "be made of arrays of numbers"
-        raise ArgumentError(owner, place, type(value).__name__, condition)
+    if not hasattr(value, "dtype") or is_key(value) or not is_real(value.dtype):
+        condition = "be made of arrays of real numbers"
+        got = str(getattr(value, "dtype", type(value).__name__))
+        raise ArgumentError(owner, place, got, condition)
     dtype = np.dtype(value.dtype)
     shape = tuple(value.shape)
-    is_real = dtype.kind not in "biu"
-    if as_bytes and is_real and len(shape) == 3 and shape[-1] == 3:
+    has_fractions = dtype.kind not in "biu"
+    if as_bytes and has_fractions and len(shape) == 3 and shape[-1] == 3:
         return spaces.Box(0, 255, shape, np.uint8)
     if dtype.kind == "b":
         return spaces.MultiBinary(shape or 1)
     if declared is not None:
-        if _fits(declared, shape, is_real):
+        if _fits(declared, shape, has_fractions):
             return declared
         print_once(
             f"{owner}: {place} is {dtype}{list(shape)}, which is not in its space {declared}: the "
@@ -131,7 +144,7 @@ def _space_of(value: Any, declared: Any, owner: str, place: str, as_bytes: bool)
         )
     if dtype == np.uint8:
         return spaces.Box(0, 255, shape, np.uint8)
-    if is_real:
+    if has_fractions:
         return spaces.Box(-np.inf, np.inf, shape, np.float32)
     limits = np.iinfo(np.int64)
     return spaces.Box(limits.min, limits.max, shape, np.int64)

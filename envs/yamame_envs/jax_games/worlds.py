@@ -14,7 +14,7 @@ from torch import Tensor
 from yamame.checks import require
 
 from yamame_envs.jax_games.programs import Moved, Programs, words_of
-from yamame_envs.jax_games.runtime import load_jax
+from yamame_envs.jax_games.runtime import is_plain, load_jax
 from yamame_envs.streams import fold
 from yamame_envs.tasks import Draw
 
@@ -158,9 +158,8 @@ class Worlds:
         saved = {}
         for number, leaf in enumerate(load_jax().tree.leaves(self._current)):
             values = np.array(leaf)
-            is_plain = values.dtype.kind in "biuf"
-            # Types that NumPy lacks, such as bfloat16, are stored as bytes.
-            values = values if is_plain else values[..., None].view(np.uint8)
+            if not is_plain(values.dtype):
+                values = values[..., None].view(np.uint8)
             saved[f"{number:04}"] = torch.from_numpy(values)
         return saved
 
@@ -184,7 +183,7 @@ class Worlds:
             name = f"{number:04}"
             require(owner, "state_dict", sorted(saved), name in saved, f"hold world.{name}")
             values = saved[name].cpu().numpy()
-            if np.dtype(shape.dtype).kind not in "biuf":
+            if not is_plain(shape.dtype):
                 values = np.ascontiguousarray(values).view(shape.dtype)[..., 0]
             got = f"{values.dtype}{list(values.shape)}"
             wanted = f"{np.dtype(shape.dtype)}{[num_envs, *shape.shape]}"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchrl.data import Binary, Categorical
 from torchrl.data.tensor_specs import TensorSpec
-from yamame.checks import Bounds, PositiveInt, check_bounds, require, require_choice
+from yamame.checks import ArgumentError, Bounds, PositiveInt, check_bounds, require, require_choice
 from yamame.execution.capturing import capturing
 
 from yamame_envs.base import BatchedEnv
@@ -122,9 +122,9 @@ class XLand(BatchedEnv):
         if self._distribution.num_rules == 0:
             # There are no rules, so both identities are the same.
             self.split_novelty = self.identities["goals"].novelty
-        self._rooms = make_rooms(rooms, size)
-        self._check_space(len(self._rooms.free), rooms)
         self._size = size
+        self._rooms = make_rooms(rooms, size, owner=self.label)
+        self._check_space(rooms)
         self._num_trials = num_trials
         self._trial_limit = 3 * size * size if trial_limit is None else trial_limit
         self._reward = reward
@@ -156,15 +156,19 @@ class XLand(BatchedEnv):
             is_known = set(level) <= set(names)
             condition = f"have no other keys than {', '.join(names)}"
             require(cls.__name__, "level", sorted(map(str, level)), is_known, condition)
-            return Distribution(**level)
+            try:
+                return Distribution(**level)
+            except ArgumentError as error:
+                name = f"level.{error.name}"
+                raise ArgumentError(cls.__name__, name, error.value, error.condition) from error
         require_choice(cls.__name__, "level", level, tuple(LEVELS))
         return LEVELS[level]
 
-    def _check_space(self, num_free: int, rooms: str) -> None:
+    def _check_space(self, rooms: str) -> None:
+        num_free = len(self._rooms.free)
         needed = self._distribution.num_objects + 1
-        condition = f"give {rooms} at least {needed} free cells for objects and agent"
-        got = f"{num_free} free cells"
-        require(self.label, "size", got, num_free >= needed, condition)
+        condition = f"give {rooms} {needed} free cells for objects and agent instead of {num_free}"
+        require(self.label, "size", self._size, num_free >= needed, condition)
 
     def _add_tables(self, view_size: int) -> None:
         game = Game(self._size, view_size, self.device)

@@ -37,46 +37,51 @@ class Rooms:
         return (~self.walls).flatten().nonzero().squeeze(-1)
 
 
-def make_rooms(name: RoomsName, size: int) -> Rooms:
+def make_rooms(rooms: RoomsName, size: int, *, owner: str = "make_rooms") -> Rooms:
     """Return the walls and doors of a layout with ``size`` cells along a side, with the border.
+
+    Args:
+        rooms: Name of the layout.
+        size: Cells along a side.
+        owner: Name of the caller in messages.
 
     Raises:
         ArgumentError: There is no such layout, or it has no such size.
 
-    >>> rooms = make_rooms("R2", 5)
-    >>> rooms.walls.int()[1].tolist(), rooms.doors.tolist()
+    >>> layout = make_rooms("R2", 5)
+    >>> layout.walls.int()[1].tolist(), layout.doors.tolist()
     ([1, 0, 1, 0, 1], [[7, 12, 17]])
     """
-    require_choice("make_rooms", "name", name, get_args(RoomsName))
-    shape, least = _SIZES[name]
+    require_choice(owner, "rooms", rooms, get_args(RoomsName))
+    shape, least = _SIZES[rooms]
     fits = {"": True, "odd": size % 2 == 1, "3n+1": size % 3 == 1}[shape]
     text = {"": "", "odd": "odd and ", "3n+1": "a multiple of 3 plus 1 and "}[shape]
-    condition = f"be {text}at least {least} with rooms={name}"
-    require("make_rooms", "size", size, fits and size >= least, condition)
+    condition = f"be {text}at least {least} with rooms={rooms}"
+    require(owner, "size", size, fits and size >= least, condition)
 
     walls = torch.zeros(size, size, dtype=torch.bool)
     walls[0] = walls[-1] = True
     walls[:, 0] = walls[:, -1] = True
     doors: list[list[tuple[int, int]]] = []
     half, third = size // 2, size // 3
-    if name == "R2":
+    if rooms == "R2":
         walls[:, half] = True
         doors = [[(row, half) for row in range(1, size - 1)]]
-    elif name == "R4":
+    elif rooms == "R4":
         walls[half] = walls[:, half] = True
         steps = range(1, half)
         for start in (0, half):
             doors.append([(half, start + step) for step in steps])
         for start in (0, half):
             doors.append([(start + step, half) for step in steps])
-    elif name == "R6":
+    elif rooms == "R6":
         left, right = half - 2, half + 2
         walls[:, left] = walls[:, right] = True
         for row in (third, 2 * third):
             walls[row, :left] = walls[row, right:] = True
         for column in (left, right):
             doors += [[(row, column)] for row in (half - third, half, half + third)]
-    elif name == "R9":
+    elif rooms == "R9":
         for line in (third, 2 * third):
             walls[line] = walls[:, line] = True
         steps = range(1, third)

@@ -8,6 +8,7 @@ from gymnasium.spaces import Discrete
 from jax_sources import CATCH, RECALL
 from yamame.checks import ArgumentError, UsageError
 from yamame.evaluation import evaluate
+from yamame.files.building import build_node
 from yamame.spaces.from_specs import recorded_spaces
 from yamame.system.compiling import compiling_seconds
 from yamame.system.messages import OutsideError
@@ -293,3 +294,31 @@ def test_wrong_settings_are_named(game, settings, message):
     game(f"{RECALL}\nimport types\n\nclass Endless(Recall):\n    {endless}\n")
     with pytest.raises((UsageError, OutsideError), match=message):
         JaxEnv(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"id": ["mylab:Recall"]}, "env.id"),
+        ({"id": 5}, "env.id"),
+        ({"id": "mylab:NUMBER"}, "env.id"),
+        ({"settings": [1]}, "env.settings"),
+        ({"settings": {"speed": 3}}, "env.settings.speed"),
+        ({"settings": {"cues": "many"}}, "env.settings"),
+        ({"settings": {"max_steps": 0}}, "env.time_limit"),
+        ({"time_limit": 0}, "env.time_limit"),
+        ({"success": "won"}, "env.success"),
+        ({"tasks": "mylab:NUMBER"}, "env.tasks"),
+        ({"split": "train"}, "env.split"),
+    ],
+)
+def test_an_error_in_a_configuration_begins_with_its_key(game, settings, key):
+    made = "    def __init__(self, cues=3, max_steps=9):\n"
+    made += "        self.num_actions, self.max_steps = round(cues), max_steps\n"
+    game(f"{RECALL}\nNUMBER = 3\n\nclass Timed(Recall):\n{made}")
+    node = {"_target_": "yamame_envs.JaxEnv", "id": "mylab:Timed", "num_envs": 2}
+    build_node(node, "env")
+    with pytest.raises(UsageError) as raised:
+        build_node({**node, **settings}, "env")
+    assert str(raised.value).startswith(f"{key}: must ")
+    assert "\n" not in str(raised.value)

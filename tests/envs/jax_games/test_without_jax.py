@@ -1,6 +1,7 @@
 """What is decided where JAX, or a library of games, is not installed."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 from yamame.files.trusted import GAME_LIBRARIES, own_modules
@@ -8,6 +9,7 @@ from yamame.files.untrusted import UntrustedError, check_file
 from yamame_envs import JaxEnv
 from yamame_envs.adapters.extras import MissingExtra
 from yamame_envs.jax_games import libraries
+from yamame_envs.jax_games.game import time_limit_of
 from yamame_envs.jax_games.runtime import load_jax
 
 
@@ -53,6 +55,14 @@ def test_two_packages_that_own_one_module_are_named(id, monkeypatch):
     with pytest.raises(MissingExtra, match=r"gymnax 1.0 and stable-gymnax 0.1.*yamame\[") as raised:
         libraries.library_game(id, {}, None, "JaxEnv")
     assert "\n" not in str(raised.value)
+
+
+def test_a_limit_of_one_step_is_that_of_a_base_class_where_there_is_another():
+    inherited, own = SimpleNamespace(max_steps_in_episode=1), SimpleNamespace(max_steps=200)
+    assert time_limit_of(inherited, own) == 200
+    assert time_limit_of(inherited, None) == 1
+    assert time_limit_of({"max_steps": 20}, own) == 20
+    assert time_limit_of(None, SimpleNamespace()) is None
 
 
 def test_a_file_may_name_games_of_libraries_and_others_with_trust_alone():

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from torchrl.envs.utils import check_env_specs
+from yamame.checks import UsageError
+from yamame.files.building import build_node
 from yamame_envs import RepeatedTrials, XLand
 from yamame_envs.rendering import CELL
 from yamame_envs.streams import fold
@@ -197,7 +199,8 @@ def test_rules_are_applied_in_play():
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        ({"rooms": "R3"}, "name"),
+        ({"rooms": "R3"}, "XLand: rooms"),
+        ({"rooms": ["R1"]}, "rooms"),
         ({"rooms": "R4", "size": 10}, "size"),
         ({"rooms": "R9", "size": 15}, "size"),
         ({"rooms": "R6", "size": 8}, "size"),
@@ -211,13 +214,31 @@ def test_rules_are_applied_in_play():
         ({"reward": "none"}, "reward"),
         ({"split": "held-out"}, "split"),
         ({"split_by": "objects"}, "split_by"),
-        ({"level": {"depth": 9}}, "depth"),
+        ({"level": {"depth": 9}}, r"level\.depth"),
         ({"level": {"depht": 1}}, "level"),
     ],
 )
 def test_settings_out_of_range_are_named(settings, name):
     with pytest.raises(ValueError, match=rf"{name} must "):
         XLand(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"rooms": "R3"}, "env.rooms"),
+        ({"rooms": "R4", "size": 10}, "env.size"),
+        ({"size": 3}, "env.size"),
+        ({"level": "huge"}, "env.level"),
+        ({"level": {"depth": 9}}, "env.level.depth"),
+        ({"level": {"prune": "often"}}, "env.level.prune"),
+        ({"trial_limit": 0}, "env.trial_limit"),
+    ],
+)
+def test_an_error_in_a_configuration_begins_with_its_key(settings, key):
+    with pytest.raises(UsageError) as raised:
+        build_node({"_target_": "yamame_envs.XLand", **settings}, "env")
+    assert str(raised.value).startswith(f"{key}: must ")
 
 
 @pytest.mark.parametrize("name", ["R1", "R2", "R4", "R6", "R9"])

@@ -125,6 +125,13 @@ Tensor seen_as(Storage storage, const Tensor& like, DispatchKey key) {
   if (like.unsafeGetTensorImpl()->is_wrapped_number()) {
     impl->set_wrapped_number(true);
   }
+  // A conjugate is the memory of its original with a bit: without it, it would be the original.
+  if (like.is_conj()) {
+    impl->_set_conj(true);
+  }
+  if (like.is_neg()) {
+    impl->_set_neg(true);
+  }
   return tensor;
 }
 
