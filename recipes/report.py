@@ -134,8 +134,9 @@ def check_evidence(cfg: ReportConfig) -> None:
     if cfg.evidence is not None:
         check_folder(cfg.evidence, "evidence")
     elif cfg.tables:
-        condition = "be given for tables, as evidence=docs/results"
-        raise SettingError("evidence", None, condition)
+        condition = "be null without evidence"
+        remedy = "give it as evidence=docs/results"
+        raise SettingError("tables", cfg.tables, condition, remedy=remedy)
     elif cfg.store.tracking_uri is None:
         raise SettingError("store.tracking_uri", None, "be a store where there is no evidence")
     check_pages(pages_of(cfg))

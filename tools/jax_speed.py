@@ -31,8 +31,7 @@ GAMES = (
     "xminigrid:XLand-MiniGrid-R1-9x9",
     "xminigrid:MiniGrid-MemoryS16",
     "craftax:Craftax-Classic-Symbolic-v1",
-    "popgym_arcade:AutoEncodeEasy",
-    "popgym_arcade:NavigatorEasy",
+    "popgym_arcade:SkittlesEasy",
 )
 HEADER = ("`env.id=`", "observation", "actions", "horizon")
 

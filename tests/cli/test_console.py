@@ -1,5 +1,6 @@
 """The command ``yamame``."""
 
+import runpy
 import sys
 
 import pytest
@@ -23,6 +24,13 @@ def test_it_lists_a_command_per_recipe(monkeypatch, capsys):
 
 def test_it_tells_its_version(monkeypatch, capsys):
     call(monkeypatch, "--version")
+    assert capsys.readouterr().out.strip() == yamame.__version__
+
+
+def test_the_module_is_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["console.py", "--version"])
+    monkeypatch.delitem(sys.modules, "yamame.cli.console")
+    runpy.run_module("yamame.cli.console", run_name="__main__")
     assert capsys.readouterr().out.strip() == yamame.__version__
 
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from yamame.cli.local_jobs import place_jobs
@@ -60,30 +59,12 @@ if __name__ == "__main__":
     torch.cuda.device_count = lambda: 2
     main(task, config_name="train", config_dir=Path.cwd(), needs_store=False, resumable=True)
 """
-CONFIG = """
-defaults:
-  - _self_
-  - override hydra/launcher: local
-  - override hydra/job_logging: none
-  - override hydra/hydra_logging: none
-hydra:
-  searchpath: ["file://{conf}"]
-  run: {{dir: .}}
-  sweep: {{dir: "${{run.root}}", subdir: .}}
-  output_subdir: null
-seed: 0
-device: cuda
-resume: null
-run: {{root: runs, name: null, overwrite: false}}
-"""
 
 
 @pytest.fixture
-def begin(tmp_path):
+def begin(tmp_path, write_recipe):
     """Begins the recipe with ``-m``, in a process group of its own."""
-    conf = Path(__file__).parents[2] / "conf"
-    (tmp_path / "train.yaml").write_text(CONFIG.format(conf=conf))
-    (tmp_path / "recipe.py").write_text(RECIPE)
+    write_recipe(RECIPE, launcher="local")
 
     def run(*arguments, **variables):
         command = [sys.executable, "recipe.py", "-m", *arguments]

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -83,26 +82,10 @@ def task(cfg):
 if __name__ == "__main__":
     main(task, config_name="train", config_dir=Path.cwd(), needs_store=False)
 """
-CONFIG = """
-defaults:
-  - launcher: slurm
-  - _self_
-  - override hydra/job_logging: none
-  - override hydra/hydra_logging: none
-hydra:
-  searchpath: ["file://{conf}"]
-  run: {{dir: .}}
-  sweep: {{dir: "${{run.root}}", subdir: .}}
-  output_subdir: null
-seed: 0
-device: cuda
-resume: null
-run: {{root: runs, name: null, overwrite: false}}
-"""
 
 
 @pytest.fixture
-def sweep(tmp_path, monkeypatch):
+def sweep(tmp_path, monkeypatch, write_recipe):
     """Runs the recipe with ``-m`` and a stand-in for Slurm."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     place = tmp_path / "slurm"
@@ -111,9 +94,7 @@ def sweep(tmp_path, monkeypatch):
         (place / name).write_text(text.format(python=sys.executable, place=str(place)))
         (place / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
-    conf = Path(__file__).parents[2] / "conf"
-    (tmp_path / "train.yaml").write_text(CONFIG.format(conf=conf))
-    (tmp_path / "recipe.py").write_text(RECIPE)
+    write_recipe(RECIPE, launcher="slurm")
 
     def run(*arguments):
         command = [sys.executable, "recipe.py", "-m", *arguments]

@@ -10,7 +10,14 @@ from scipy.stats import chisquare
 from tensordict import TensorDict
 from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
 from yamame.checks import ArgumentError
-from yamame.curriculum import Curriculum, PlayedEpisodes, PrioritizedReplay, TDErrors, advantages
+from yamame.curriculum import (
+    Curriculum,
+    PlayedEpisodes,
+    PrioritizedReplay,
+    TDErrors,
+    advantages,
+    prioritized,
+)
 
 DRAWS = 20_000
 SCORES = {10: 5.0, 11: 1.0, 12: 3.0, 13: 3.0, 14: 0.5, 15: 0.0}
@@ -153,6 +160,24 @@ def test_a_robust_curriculum_learns_from_replayed_tasks_alone():
     curriculum = filled(robust=True)
     curriculum.observe(episodes)
     assert curriculum.observe(played([99], [1.0])).tolist() == [True]
+
+
+def test_a_replay_whose_seed_was_evicted_meanwhile_is_learned_from(monkeypatch):
+    curriculum = filled(robust=True, capacity=6)
+    curriculum.observe(played([20, 21], [9.0, 9.0]))
+    gone = [seed for seed in SCORES if seed not in curriculum.seeds.tolist()]
+    assert gone == [14, 15]
+    restored = PrioritizedReplay(score="td_error", min_seeds=1, robust=True, capacity=6)
+    restored.load_state_dict(curriculum.state_dict())
+    for each in (curriculum, restored):
+        # Seed 22 is new, and has no place in the table: it is dropped every time.
+        found = each.observe(played([15, 22, 14], [0.0, 0.0, 0.0]))
+        assert found.tolist() == [True, False, True]
+        assert each.observe(played([22, 15], [0.0, 0.0])).tolist() == [False, True]
+    # Old seeds are forgotten, as the memory of a run must not grow.
+    monkeypatch.setattr(prioritized, "_REMEMBERED_SEEDS", 2)
+    curriculum.observe(played([23], [9.0]))
+    assert curriculum.observe(played([15, 14], [0.0, 0.0])).tolist() == [False, True]
 
 
 @pytest.mark.parametrize(

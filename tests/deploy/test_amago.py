@@ -239,8 +239,10 @@ TYPED = [
     ("gru_discrete", {"FFTstepEncoder": {"norm": "rmsnorm"}}, "FFTstepEncoder.norm"),
     ("gru_discrete", {"FFTstepEncoder": {"normalize_inputs": 1}}, "normalize_inputs"),
     ("gru_discrete", {"FFTstepEncoder": {"specify_obs_keys": ["c"]}}, "specify_obs_keys"),
-    ("gru_discrete", {"FFTstepEncoder": {"specify_obs_keys": ["a"]}}, "env: must have"),
-    ("gru_discrete", {"Agent": {"gamma": 1.0}}, "Multigammas.discrete"),
+    ("gru_discrete", {"Discrete": {"clip_prob_low": 2.0}}, "amago.gin.Discrete.clip_prob_low"),
+    ("gru_discrete", {"Agent": {"popart": False}}, "Agent.popart: must be True"),
+    ("gru_bits", {"Actor": {"continuous_dist_type": "Beta"}}, "Multibinary, as in the weights"),
+    ("transformer_box", {"Actor": {"continuous_dist_type": "Multibinary"}}, "as in the weights"),
     ("gru_discrete", {"Agent": {"use_multigamma": False}}, "Agent.use_multigamma"),
     ("gru_discrete", {"Agent": {"critic_type": "NCriticsTwoHot"}}, "Agent.critic_type"),
     ("gru_discrete", {"GRUTrajEncoder": {"n_layers": 3}}, "GRUTrajEncoder.n_layers"),
@@ -257,10 +259,96 @@ def test_arguments_that_cannot_be_imported_are_named(case, typed, part):
     refused(case, part, typed=typed)
 
 
+WITHOUT_FILE = [
+    ({"FFTstepEncoder": {"specify_obs_keys": ["a"]}}, "env: must have"),
+    ({"Agent": {"gamma": 1.0}}, "Multigammas.discrete"),
+]
+
+
+@pytest.mark.parametrize(("typed", "part"), WITHOUT_FILE)
+def test_arguments_without_a_file_are_compared_with_the_weights(typed, part):
+    given = {
+        "FFTstepEncoder": {"specify_obs_keys": ["b"]},
+        "Multigammas": {"discrete": [0.9, 0.99]},
+    }
+    assert recordings.imported("gru_discrete", gin=None, typed=given).weights
+    refused("gru_discrete", part, gin=None, typed={**given, **typed})
+
+
+@pytest.mark.parametrize(
+    ("case", "typed", "value"),
+    [
+        ("transformer_box", {"TformerTrajEncoder": {"pos_emb": "fixed"}}, "'rope'"),
+        ("gru_discrete", {"Agent": {"gamma": 0.99}}, "0.999"),
+        ("gru_discrete", {"Multigammas": {"discrete": [0.9, 0.95]}}, "[0.9, 0.99]"),
+    ],
+)
+def test_what_is_typed_must_not_contradict_the_file(case, typed, value):
+    refused(case, "amago.gin.", value, "config.txt", "amago.config=null", typed=typed)
+    ((group, ((name, _),)),) = ((group, tuple(given.items())) for group, given in typed.items())
+    path = recordings.FOLDER / case / "config.txt"
+    same = parse_gin(path.read_text(), "it")[f"{group}.{name}"]
+    assert recordings.imported(case, typed={group: {name: same}}).weights
+
+
 def test_a_transformer_needs_its_length():
     refused("transformer_box", "amago.max_seq_len", max_seq_len=None)
     assert subject("gru_bits").config["encoder"]["_target_"].endswith(".GRUEncoder")
     assert recordings.imported("gru_bits", max_seq_len=None).weights.keys()
+
+
+def test_a_length_that_a_file_contradicts_is_refused(tmp_path, capsys):
+    text = (recordings.FOLDER / "transformer_box" / "config.txt").read_text()
+    config = tmp_path / "config.txt"
+
+    def given(line):
+        config.write_text(f"{text}\n{line}\n")
+        return {"gin": config}
+
+    refused(
+        "transformer_box", "amago.max_seq_len: must be 40", **given("Experiment.max_seq_len = 40")
+    )
+    refused("transformer_box", "at most 47", **given("Experiment.traj_save_len = 47"))
+    capsys.readouterr()
+    for line in (
+        "Experiment.max_seq_len = 48",
+        "Experiment.max_seq_len = %N",
+        "A.traj_save_len = 2",
+    ):
+        assert recordings.imported("transformer_box", **given(line)).weights
+    found = recordings.imported(
+        "transformer_box", max_seq_len=None, **given("Experiment.max_seq_len = 40")
+    )
+    assert found.config["context_length"] == 40
+
+
+def test_a_length_beyond_the_table_of_positions_is_refused():
+    table = "traj_encoder.tformer.position_embedding.embeddings.weight"
+    holds = [case for case in CASES if table in load_file(weights_of(case))]
+    assert holds == ["transformer_beta"]
+    assert recordings.imported("transformer_beta", max_seq_len=500).weights
+    refused("transformer_beta", "amago.max_seq_len: must be at most 500", max_seq_len=501)
+    typed = {"LearnablePosEmb": {"max_time_idx": 499}}
+    refused("transformer_beta", "max_time_idx: must be 500, as in the weights", typed=typed)
+
+
+def weights_of(case):
+    return recordings.FOLDER / case / "model.safetensors"
+
+
+def test_what_is_assumed_is_printed(capsys):
+    recordings.imported("gru_discrete")
+    assert capsys.readouterr().err == ""
+    recordings.imported("transformer_box")
+    assert "amago.max_seq_len=48" in capsys.readouterr().err
+    keys = {"FFTstepEncoder": {"specify_obs_keys": ["b"]}, "Multigammas": {"discrete": [0.9, 0.99]}}
+    recordings.imported("gru_discrete", gin=None, typed=keys)
+    (line,) = capsys.readouterr().err.splitlines()
+    for part in ("amago.config", "Agent.gamma=0.999", "NCritics.activation='leaky_relu'"):
+        assert part in line
+    # Given, seen in the weights, or of other parts.
+    for part in ("Multigammas", "specify_obs_keys", "Agent.popart", "pos_emb", "dist_type"):
+        assert part not in line
 
 
 def test_another_environment_is_refused():

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import yamame
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
@@ -26,16 +27,16 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch):
                 exec(compile(text, "docs/deploy.md", "exec"), names)
             continue
         for line in text.splitlines():
-            program, script, *arguments = shlex.split(line, comments=True)
-            if program == "python":
-                more = ["logger=none"] if script.endswith("train.py") else []
+            _, command, *arguments = shlex.split(line, comments=True)
+            if command != "serve":  # it would not end
+                more = ["logger=none"] if command == "train" else []
                 subprocess.run(
-                    [sys.executable, ROOT / script, *arguments, *more],
+                    [sys.executable, ROOT / "recipes" / f"{command}.py", *arguments, *more],
                     check=True,
                     capture_output=True,
                 )
-                ran.append(script)
-    assert ran == ["recipes/train.py", "recipes/export.py", "recipes/export.py"]
+                ran.append(command)
+    assert ran == ["train", "export", "export"]
     assert names["outputs"]["action"].shape == (4,)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "agents",
@@ -44,3 +45,10 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch):
         "models",
         "runs",
     ]
+
+
+def test_the_page_names_settings_of_the_server():
+    commands = re.findall(r"yamame serve (.*)", PAGE)
+    assert len(commands) == 2  # one of them in a container
+    for command in commands:
+        assert yamame.compose(*command.split(), recipe="serve").port == 8000

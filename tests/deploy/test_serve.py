@@ -5,6 +5,7 @@ send.
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -102,6 +103,23 @@ def answers(address, text):
         response = http.client.HTTPResponse(client)
         response.begin()
         return response.status, json.loads(response.read())["error"]
+
+
+def test_requests_of_the_page_are_answered(ask, car):
+    """Those for a maze, and one with a nested observation, from which the page omits the camera."""
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    asked = re.findall(r"curl http://127.0.0.1:8000(/\w+)(?: -d '(.*)')?\n(.*)", page)
+    assert len(asked) == 6
+    with serving(DeployedAgent(car, greedy=True)) as ask_car:
+        assert ask_car("/reset", session="car") == (200, {})
+        for path, body, printed in asked:
+            fields = json.loads(body or "{}")
+            if fields.get("session") == "car":
+                fields["observation"]["camera"] = np.zeros((9, 9, 3), int).tolist()
+                status, answer = ask_car(path, **fields)
+            else:
+                status, answer = ask(path, method="POST" if body else "GET", **fields)
+            assert (status, answer.keys()) == (200, json.loads(printed).keys())
 
 
 def test_many_sessions_at_once_act_as_one_at_a_time(maze, ask, observations):

@@ -117,10 +117,25 @@ class Dice(BatchedEnv):
         return {}
 
     def transition(self, task, state, action):
-        raise NotImplementedError
+        is_even = task["side"] % 2 == 0
+        guessed = (action.view(-1) == 0) == is_even
+        return {}, guessed.float().unsqueeze(1), guessed.unsqueeze(1)
 
     def observe(self, task, state):
         return {}
+
+
+@pytest.mark.parametrize("split", ["train", "test", "all"])
+def test_episodes_play_the_tasks_of_their_side(split):
+    dice = Dice(split=split)
+    held_out = []
+    dice.rollout(
+        200,
+        break_when_any_done=False,
+        callback=lambda env, _: held_out.append(bool(is_held_out(env.task_hashes()))),
+    )
+    assert len(held_out) > 100
+    assert set(held_out) == {"train": {False}, "test": {True}, "all": {False, True}}[split]
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

@@ -89,7 +89,6 @@ def test_commands_train_resume_and_evaluate_a_game_beside_them_which_nothing_els
     assert code not in (0, 1, 2), text
     run = home / "runs/safe"
     assert status_of(run) != "FINISHED"
-    assert differing(components(whole / "runs/safe"), components(run)) != []
     code, text = command("train", *SETTINGS, "resume=true", cwd=home)
     assert code == 0, text
     assert status_of(run) == "FINISHED"

@@ -165,7 +165,7 @@ def test_strict_ends_with_status_one_where_less_came_out_than_expected(report):
             "resampling.confidence: must be a number above 0 and below 1, got 2",
         ),
         (["bogus=1"], "bogus"),
-        (["tables=[page.md]"], "evidence: must be given for tables"),
+        (["tables=[page.md]"], "tables: must be null without evidence, got ['page.md']"),
         (["evidence=none", "store.tracking_uri=null"], "evidence: must be a folder with runs.csv"),
         (
             ["store.tracking_uri=null"],

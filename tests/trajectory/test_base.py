@@ -291,8 +291,9 @@ class MeanOfAll(TrajectoryEncoder):
         seen = torch.where(
             (place == count.unsqueeze(1)).unsqueeze(-1), x.unsqueeze(1), memory["seen"]
         )
-        real = place <= count.unsqueeze(1)
-        mean = (seen * real.unsqueeze(-1)).sum(1) / (count + 1).unsqueeze(1)
+        is_past = place > count.unsqueeze(1)
+        seen = seen.masked_fill(is_past.unsqueeze(-1), 0)  # slots of the episode before
+        mean = seen.sum(1) / (count + 1).unsqueeze(1)
         return mean, TensorDict({"seen": seen, "count": count + 1}, memory.batch_size)
 
 

@@ -52,3 +52,7 @@ def _usage(recipes: dict[str, Path]) -> str:
         summary = docstring.partition("\n")[0]
         lines.append(f"  {name.ljust(width)}  {summary}")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,8 @@ from yamame.curriculum.scores import positive_value_loss, value_loss
 Score = Literal["positive_value_loss", "value_loss", "td_error", "learnability"]
 _REMEMBERED_PLAYS = 5.0
 """Plays of a task that its rate of success is an average of, at most: the agent changes."""
+_REMEMBERED_SEEDS = 65_536
+"""Last seeds without a place in the table whose replays may still be played."""
 
 
 class PrioritizedReplay:
@@ -52,7 +54,9 @@ class PrioritizedReplay:
         capacity: Largest number of seeds.
         min_seeds: Seeds before the first replay, at most ``capacity``.
         robust: Learn from replayed tasks alone (arXiv 2110.02439): episodes of new tasks are scored
-            and dropped.
+            and dropped. A replay is learned from even if its seed has lost its place in the
+            meantime. Steps of dropped episodes count for ``schedule.updates_per_step``, so each
+            stored step takes part in about ``1 / replay_probability`` as many updates.
         gae_lambda: Trace parameter of the advantages.
 
     Raises:
@@ -100,6 +104,9 @@ class PrioritizedReplay:
             "successes": torch.zeros(0, dtype=torch.float64),
         }
         self._rows: dict[int, int] = {}
+        # Seeds that have lost their place, the last one at the end. Environments may still play
+        # them, and only a replay can play a seed again.
+        self._evicted: dict[int, None] = {}
         self._num_observed = 0
         self._num_replayed = 0
 
@@ -157,7 +164,8 @@ class PrioritizedReplay:
     def observe(self, episodes: PlayedEpisodes) -> Tensor | None:
         """Score episodes, and return those that are learned from, see `Curriculum.observe`."""
         seeds = episodes.task_seed.tolist()
-        replayed = torch.tensor([seed in self._rows for seed in seeds])
+        was_played = [seed in self._rows or seed in self._evicted for seed in seeds]
+        replayed = torch.tensor(was_played)
         success = self._success(episodes)
         for seed, score, done in zip(seeds, self._scores(episodes), success, strict=True):
             self._num_observed += 1
@@ -228,7 +236,12 @@ class PrioritizedReplay:
         row = int(self.probabilities().argmin())
         if float(self._table["score"][row]) >= score:
             return None
-        del self._rows[int(self._table["seed"][row])]
+        evicted = int(self._table["seed"][row])
+        del self._rows[evicted]
+        self._evicted.pop(evicted, None)
+        self._evicted[evicted] = None
+        if len(self._evicted) > _REMEMBERED_SEEDS:
+            del self._evicted[next(iter(self._evicted))]
         return row
 
     def metrics(self) -> dict[str, float]:
@@ -240,9 +253,10 @@ class PrioritizedReplay:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the table and the counters."""
+        """Return the table, the seeds that have left it, and the counters."""
         return {
             "table": {name: column.clone() for name, column in self._table.items()},
+            "evicted": torch.tensor(list(self._evicted), dtype=torch.int64),
             "num_observed": self._num_observed,
             "num_replayed": self._num_replayed,
         }
@@ -251,5 +265,8 @@ class PrioritizedReplay:
         """Restore the result of `state_dict`."""
         self._table = {name: column.clone() for name, column in state_dict["table"].items()}
         self._rows = {seed: row for row, seed in enumerate(self._table["seed"].tolist())}
+        # Checkpoints of earlier versions have none.
+        evicted = state_dict.get("evicted", torch.zeros(0, dtype=torch.int64))
+        self._evicted = dict.fromkeys(evicted.tolist())
         self._num_observed = int(state_dict["num_observed"])
         self._num_replayed = int(state_dict["num_replayed"])

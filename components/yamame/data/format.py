@@ -28,7 +28,7 @@ from yamame.spaces.arrays import BOUNDS_REMEDY, BoundsError, SpaceError
 from yamame.spaces.from_specs import recorded_spaces, spaces_of
 from yamame.spaces.observation import is_nested_as_space
 from yamame.system.messages import print_stderr
-from yamame.transforms.context import context_values
+from yamame.transforms.context import context_values, episode_limit
 
 OWNER = "TrajectoryFormat"
 NO_WORLDS = "be present, because the environment holds out goals"
@@ -103,11 +103,7 @@ class TrajectoryFormat:
         places = Counter(_place(self._observations[key]) for key in self.observed)
         self._ambiguous = {place for place, count in places.items() if count > 1}
 
-        bound = getattr(spec["step_index"].space, "high", None)
-        self.horizon = None
-        # Specs of unlimited episodes have the largest integer as their bound.
-        if bound is not None and int(bound.max()) < 2**31:
-            self.horizon = int(bound.max())
+        self.horizon = episode_limit(spec)
         is_known = "time" not in keys or self.horizon is not None
         condition = "be known, because the environment emits the time"
         require(OWNER, "horizon of the environment", self.horizon, is_known, condition)

@@ -30,6 +30,7 @@ from yamame.files.schema import Whole, check_form
 from yamame.spaces import Spaces
 from yamame.spaces.from_specs import describe, recorded_spaces
 from yamame.transforms import ContextTransform
+from yamame.transforms.context import episode_limit
 
 _KINDS: dict[str, Any] = {
     # The first class that fits decides, so subclasses come before the classes they derive from.
@@ -176,8 +177,7 @@ def _horizon(env: EnvBase) -> int | None:
             if isinstance(transform, ContextTransform):
                 return transform.horizon
     # Environments that write the context themselves declare the horizon as a bound.
-    bound = getattr(observations["step_index"].space, "high", None)
-    return None if bound is None else int(bound.max())
+    return episode_limit(observations)
 
 
 def _encode(spec: TensorSpec) -> dict[str, Any]:

@@ -18,17 +18,15 @@ from yamame.replay.disk.files import read_manifests
 from yamame.replay.frequencies import counting
 from yamame.runs.callbacks import Callback
 from yamame.trajectory import TrajectoryEncoder
+from yamame.transforms.context import episode_limit
 
 _REGULATOR = ("observe", "factor", "state_dict", "load_state_dict")
 _HOLDS_OUT = ("sample_held_out", "num_held_out")
-_UNLIMITED = 2**31
-"""Steps from which the bound of a spec is that of its dtype."""
 
 
 def longest_episode(env: EnvBase) -> int | None:
     """Return the steps of the longest episode; None if the environment has no limit."""
-    bound = getattr(env.observation_spec["step_index"].space, "high", None)
-    return None if bound is None else int(bound.max())
+    return episode_limit(env.observation_spec)
 
 
 def relabels(cfg: AnyConfig) -> bool:
@@ -39,8 +37,13 @@ def relabels(cfg: AnyConfig) -> bool:
     return bool(cfg.relabel.get("strategy") != "none")
 
 
-def check_lengths(cfg: AnyConfig, env: EnvBase) -> None:
+def check_lengths(cfg: AnyConfig, env: EnvBase, regulator: Any = None) -> None:
     """Check the budget against the first update, and buffers against the longest episode.
+
+    Args:
+        cfg: Composed configuration.
+        env: Environment of training.
+        regulator: Object of ``schedule.regulator``, before its first observation; None without one.
 
     Raises:
         SettingError: The budget ends before the first update, or an episode has more steps than the
@@ -48,17 +51,19 @@ def check_lengths(cfg: AnyConfig, env: EnvBase) -> None:
     """
     schedule = cfg.schedule
     allowed = cfg.budget.env_steps
-    learns_online = schedule.updates_per_step > 0 and not schedule.offline_updates
-    if allowed is not None and learns_online:
-        # Below 1, updates_per_step first adds up to a whole update.
-        least = schedule.learning_starts + math.ceil(1 / schedule.updates_per_step)
+    # Custom regulators are checked later, and may allow no update at first.
+    factor = float(getattr(regulator, "factor", 1.0))
+    rate = schedule.updates_per_step * factor
+    if allowed is not None and rate > 0 and not schedule.offline_updates:
+        # Below 1, updates per step first add up to a whole update.
+        least = schedule.learning_starts + math.ceil(1 / rate)
         condition = f"be at least {least}, the earliest step of an update"
         # The budget is a float; 600 is shown as it was given.
         shown = int(allowed) if allowed == int(allowed) else allowed
         require_setting("budget.env_steps", shown, allowed >= least, condition)
 
     steps = longest_episode(env)
-    if steps is None or steps >= _UNLIMITED:
+    if steps is None:
         return
     positions = cfg.encoder.get("num_positions")
     if positions is not None:  # n steps have n + 1 timesteps

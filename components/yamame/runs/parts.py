@@ -44,7 +44,7 @@ def build_envs(run: Run) -> tuple[EnvBase, EnvBase]:
     env = build.build_env(cfg, num_envs=num_envs, seed=seed)
     env = run.closing(follow_curriculum(run, env, seed=seed))
     held_out = run.closing(held_out_env(cfg))
-    build.check_lengths(cfg, env)
+    build.check_lengths(cfg, env, run.regulator)
     return env, held_out
 
 

@@ -38,7 +38,7 @@ def check_trajectory_encoder(
     * *learning*: gradients of the parallel pass reach the features, and parameters if any are
       trainable.
     * *causality*: no output depends on a later timestep.
-    * *reset*: no output depends on a timestep before the last start.
+    * *reset*: no output depends on a timestep before the last start, even one of NaN.
     * *envs*: no output depends on another env.
     * *padding*: no output depends on the content or the amount of padding.
     * *copying*: copies and pickles start with an empty memory.
@@ -153,11 +153,13 @@ def _check_reset(probe: Probe, batch: TensorDict) -> None:
     starts[:, cut] = True
     batch = batch.clone().set(keys.is_init, starts)
     changed = with_noise(probe, batch, timesteps(batch) < cut)
+    faulty = with_noise(probe, batch, timesteps(batch) < cut, scale=torch.nan)
     for name, run in (("the parallel pass", probe.parallel), ("acting", probe.act)):
         expected = run(batch)[:, cut:]
-        actual = run(changed)[:, cut:]
-        message = f"in {name}, outputs after a start depend on timesteps before it"
-        probe.require_equal(actual, expected, message)
+        for kind, other in (("timesteps", changed), ("NaN", faulty)):
+            actual = run(other)[:, cut:]
+            message = f"in {name}, outputs after a start depend on {kind} before it"
+            probe.require_equal(actual, expected, message)
 
     fresh = probe.act(batch[:, :1])
     probe.act(changed)

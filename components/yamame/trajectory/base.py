@@ -26,7 +26,7 @@ A step has the same keys without L and without ``mask``. A fresh memory begins a
 of a sequence, at every ``is_init``, and at the first real timestep after padding; in rollouts of
 TorchRL, also after ``("next", "done")`` and where ``("collector", "traj_ids")`` changes. Laws (see
 `yamame.testing.check_trajectory_encoder`): both passes agree; no output depends on a later
-timestep, on padding, on another env or on anything before the last start.
+timestep, on padding, on another env or on anything before the last start, NaN included.
 """
 
 import inspect
@@ -53,6 +53,7 @@ from yamame.trajectory.steps import (
     LastStep,
     check_sequences,
     check_step,
+    encode_apart,
     segment_positions,
     segment_starts,
 )
@@ -176,11 +177,11 @@ class TrajectoryEncoder(TensorDictModuleBase):
         """
 
     def check_step(self, x: Tensor, memory: TensorDict, is_init: Tensor) -> None:
-        """Raise ValueError if the arguments of `step` differ in the number of envs."""
+        """Raise ValueError if the arguments of `step` have different numbers of envs, or 0."""
         owner = type(self).__name__
         num_envs = (len(x), len(memory), len(is_init))
-        is_equal = len(set(num_envs)) == 1
-        require(owner, "x, memory and is_init", num_envs, is_equal, "be of equally many envs")
+        fits = len(set(num_envs)) == 1 and len(x) > 0
+        require(owner, "x, memory and is_init", num_envs, fits, "be of equally many envs, not 0")
 
     def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
         """Encode whole sequences; this default takes one step after the other.
@@ -226,7 +227,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         Raises:
             ValueError: A step has no ``is_init``, its number of envs differs from that of the
                 memory, or it does not continue the episodes in the memory; or a batch is not of
-                timesteps outside of ``recurrent_mode()``, or not of sequences inside.
+                timesteps outside of ``recurrent_mode()``, not of sequences inside, or empty.
         """
         if not recurrent_mode():
             if self.keys.memory is not None:
@@ -266,7 +267,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         has_default_keys = (keys.is_init, keys.mask) == ("is_init", "mask")
         if self._takes_num_segments and has_default_keys and ends is None:
             known["num_segments"] = tensordict.get_non_tensor(NUM_SEGMENTS, default=None)
-        context = self.parallel(x, step_index, starts, **known)
+        context = encode_apart(self.parallel, x, step_index, starts, **known)
         return context.reshape(*batch_size, self.out_features)
 
     @torch.no_grad()

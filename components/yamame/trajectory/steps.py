@@ -16,7 +16,9 @@ with every ``is_init`` set, or on a device other than the CPU, where a compariso
 `yamame.trajectory.separate_memory`, or a memory in the TensorDict, is always safe.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -117,6 +119,39 @@ def segment_positions(starts: Tensor) -> Tensor:
     return column - last_start
 
 
+def encode_apart(
+    parallel: Callable[..., Tensor], x: Tensor, step_index: Tensor, is_init: Tensor, **known: Any
+) -> Tensor:
+    """Return the parallel pass of an encoder, in which no start lets NaN or infinity pass.
+
+    The context is NaN from the first timestep with such features to the end of its episode.
+
+    Args:
+        parallel: `TrajectoryEncoder.parallel` of an encoder.
+        x: ``[B, L, E]``.
+        step_index: ``[B, L]`` int64.
+        is_init: ``[B, L]`` bool, starts; True in the first column.
+        known: Further arguments of ``parallel``.
+
+    Returns:
+        The context ``[B, L, D]``.
+
+    >>> x = torch.tensor([[[1.0], [torch.inf], [2.0], [3.0]]])
+    >>> starts = torch.tensor([[True, False, False, True]])
+    >>> encode_apart(lambda x, *_: x.cumsum(1), x, segment_positions(starts), starts).flatten()
+    tensor([1., nan, nan, 6.])
+    """
+    # Scans and masks forget by factors of zero, and zero times NaN is NaN, forward and backward.
+    is_finite = x.isfinite().all(-1)
+    x = x.masked_fill(~is_finite.unsqueeze(-1), 0)
+    context = parallel(x, step_index, is_init, **known)
+    column = torch.arange(is_init.shape[1], device=is_init.device)
+    last_start = torch.where(is_init, column, 0).cummax(1).values
+    last_fault = torch.where(is_finite, -1, column).cummax(1).values
+    is_spoilt = last_fault >= last_start
+    return context.masked_fill(is_spoilt.unsqueeze(-1), torch.nan)
+
+
 def count_segments(starts: Tensor) -> int | None:
     """Count the starts in ``[B, L]``; None while capturing, when no value can be read back."""
     if capturing():
@@ -141,8 +176,12 @@ def check_sequences(
         keys: Keys of the encoder.
 
     Raises:
-        ArgumentError: It may hold several sequences, or has no time dimension.
+        ArgumentError: It may hold several sequences, has no time dimension, or is empty.
     """
+    name = "a batch within set_recurrent_mode(True)"
+    is_empty = 0 in batch_size
+    condition = "be of at least one sequence of at least one timestep"
+    require(owner, name, f"a batch {list(batch_size)}", not is_empty, condition)
     if len(batch_size) > 1 or "time" in _names(tensordict):
         return
     reason = None
@@ -163,7 +202,7 @@ def check_sequences(
                 reason = "whose step_index does not count up"
     require(
         owner,
-        "a batch within set_recurrent_mode(True)",
+        name,
         f"a batch {list(batch_size)} {reason}",
         reason is None,
         "be of sequences [B, L]",
@@ -250,10 +289,11 @@ def check_step_layout(
         is_first: True if there is no memory yet, and none was dropped on purpose.
 
     Raises:
-        ArgumentError: It may be a batch of sequences.
+        ArgumentError: It may be a batch of sequences, or is empty.
     """
     reason = None
     remedy = RECURRENT_REMEDY
+    require(owner, "a step", f"a batch {list(shape)}", 0 not in shape, "be of at least one env")
     if "time" in _names(tensordict):
         reason = "with a dimension named 'time'"
     else:

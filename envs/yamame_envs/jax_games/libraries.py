@@ -58,12 +58,14 @@ def library_game(id: str, settings: Settings, draw_task: DrawTask | str | None, 
         if settings:
             # Raises the error of an unknown id, if it is that.
             library_game(id, {}, draw_task, owner)
-            name, value = "settings", dict(settings)
             condition = f"hold arguments and values that {id} takes"
+            wrong = ArgumentError(
+                owner, "settings", dict(settings), condition, remedy=one_line(error)
+            )
         else:
-            name, value = "id", id
             condition = f"name a game of {library}"
-        raise ArgumentError(owner, name, value, condition, remedy=one_line(error)) from error
+            wrong = ArgumentError(owner, "id", id, condition, remedy=one_line(error))
+        raise wrong from error
 
 
 def _gymnax(name: str, settings: Settings, draw: DrawTask | str | None, owner: str) -> Game:

@@ -118,9 +118,8 @@ class Programs:
             check_same(owner, "state", state, result[1])
             for name, value in zip(("reward", *self._flags), result[2:], strict=True):
                 check_number(owner, name, value)
-            self.shapes = self._shapes("reset", self._begin, word, word, task)
+            self.shapes, _ = self._shapes("reset", self._begin, word, word, task)
         self._task_shapes = task
-        self._names = [str(entry) for entry in self.spaces.observations]
         self._draw_rows = jax.jit(jax.vmap(self._draw_words))
         self._refill_rows = jax.jit(self._refill)
         self._place_rows = jax.jit(_place)
@@ -167,11 +166,13 @@ class Programs:
         """Names of the flags of a step."""
         return _FLAGS if self.success_key is None else (*_FLAGS, self.success_key)
 
-    def _begin(self, word: Any, attempt: Any, task: Any) -> tuple[tuple[Any, ...], World]:
+    def _begin(self, word: Any, attempt: Any, task: Any) -> tuple[Any, Any]:
+        """Return the observation and the world of a new episode, and its fault."""
         observation, state = self._raw_reset(word, task)
-        seen, _ = self._stored(observation)
-        step = load_jax().numpy.zeros((), np.int32)
-        return seen, World(_as_words(state), task, attempt, step)
+        seen, wrong = self._stored(observation)
+        jnp = load_jax().numpy
+        world = World(_as_words(state), task, attempt, jnp.zeros((), np.int32))
+        return (seen, world), _first_fault([jnp.zeros((), bool), *wrong])
 
     def _move(self, world: World, action: Any) -> Moved:
         jax = load_jax()
@@ -190,12 +191,8 @@ class Programs:
         for flag in (terminated, truncated, success):
             flags.append(flag.astype(bool).reshape(1))
             wrong.append(((flag != 0) & (flag != 1)).any())
-        # The first fault counts.
-        fault = jnp.zeros((), jnp.int32)
-        for number, is_wrong in reversed(list(enumerate(wrong, 1))):
-            fault = jnp.where(is_wrong, number, fault)
         after = World(_as_words(after), world.task, world.word, world.step + 1)
-        return Moved(seen, after, reward, jnp.concatenate(flags), fault)
+        return Moved(seen, after, reward, jnp.concatenate(flags), _first_fault(wrong))
 
     def _stored(self, observation: Any) -> tuple[tuple[Any, ...], list[Any]]:
         pairs = [stored(entry, observation) for entry in self.spaces.observations]
@@ -218,8 +215,8 @@ class Programs:
         self, queue: Any, words: Any, attempts: Any, tasks: Any, rows: Any
     ) -> tuple[Any, Any]:
         jax = load_jax()
-        begun = jax.vmap(self._begin)(words, attempts, tasks)
-        return jax.tree.map(lambda old, new: old.at[rows].set(new), queue, begun)
+        begun, fault = jax.vmap(self._begin)(words, attempts, tasks)
+        return jax.tree.map(lambda old, new: old.at[rows].set(new), queue, begun), fault
 
     def empty(self, num_envs: int, device: Any) -> Any:
         """Return observations and worlds ``[N, ...]`` of zeros on a device of JAX."""
@@ -231,7 +228,9 @@ class Programs:
         # Programs run where their arrays were put.
         return jax.device_put(jax.tree.map(zeros, self.shapes), device)
 
-    def refill(self, queue: Any, words: Any, attempts: Any, tasks: Any, rows: Any) -> Any:
+    def refill(
+        self, queue: Any, words: Any, attempts: Any, tasks: Any, rows: Any, seeds: Any
+    ) -> Any:
         """Begin games, and store their observations and worlds in rows of a queue.
 
         Args:
@@ -240,8 +239,18 @@ class Programs:
             attempts: ``[C, 2]`` uint32, words of the keys of attempts.
             tasks: Tasks ``[C, ...]``, from `tasks_of`.
             rows: ``[C]`` int32. Rows that are named twice must be equal.
+            seeds: ``[C]`` seeds of the tasks, for messages.
+
+        Raises:
+            OutsideError: A first observation is not finite, or not in its space.
         """
-        return self._call("reset", self._refill_rows, queue, words, attempts, tasks, rows)
+        filled, fault = self._call("reset", self._refill_rows, queue, words, attempts, tasks, rows)
+        faults = np.asarray(fault)
+        if faults.any():
+            place = int(faults.nonzero()[0][0])
+            text = self.fault_text(int(faults[place]))
+            raise OutsideError(f"{self._owner}: {text}, in the reset of task {int(seeds[place])}")
+        return filled
 
     def place(self, current: Any, queue: Any, begins: Any) -> Any:
         """Replace observations and worlds by those of a queue, where a mask ``[N]`` is set."""
@@ -392,6 +401,15 @@ def programs_of(
 def words_of(keys: Tensor) -> Any:
     """Return the words ``[R, 2]`` uint32 of random numbers that keys ``[R]`` int64 draw."""
     return bits(keys.cpu(), 1).numpy().view(np.uint32)
+
+
+def _first_fault(wrong: list[Any]) -> Any:
+    """Return the number, from 1, of the first flag that is set; 0 if none is."""
+    jnp = load_jax().numpy
+    fault = jnp.zeros((), jnp.int32)
+    for number, is_wrong in reversed(list(enumerate(wrong, 1))):
+        fault = jnp.where(is_wrong, number, fault)
+    return fault
 
 
 def _place(current: Any, queue: Any, begins: Any) -> Any:

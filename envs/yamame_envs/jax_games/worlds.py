@@ -130,6 +130,7 @@ class Worlds:
                 words_of(fold(attempts, 0)),
                 tasks,
                 padded.to(torch.int32).numpy(),
+                seeds,
             )
 
     def _place(self, begins: Tensor) -> None:

@@ -108,7 +108,7 @@ def test_games_of_arcade_end_at_their_own_limits_and_not_at_that_of_their_base_c
     limits = {}
     for name in ("CartPoleEasy", "SkittlesEasy", "BattleShipEasy"):
         limits[name] = JaxEnv(id=f"popgym_arcade:{name}").time_limit
-    assert limits == {"CartPoleEasy": 200, "SkittlesEasy": 100, "BattleShipEasy": 64}
+    assert limits == {"CartPoleEasy": 200, "SkittlesEasy": 100, "BattleShipEasy": 128}
 
 
 def rules(key):

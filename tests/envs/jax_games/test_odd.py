@@ -170,6 +170,16 @@ def test_flags_that_are_neither_true_nor_false_are_named_with_env_and_step():
     JaxEnv(id=walk(told=told), num_envs=2).rollout(4)
 
 
+def test_first_observations_that_are_not_finite_are_named_with_their_task():
+    def observe(self, state):
+        return jnp.where(state["time"] == 0, jnp.inf, state["place"])
+
+    with pytest.raises(
+        OutsideError, match=r"observation must be finite, in the reset of task -?\d"
+    ):
+        JaxEnv(id=walk(observe=observe), num_envs=2).reset()
+
+
 def test_actions_of_spaces_with_an_offset_and_of_bits_arrive_as_the_space_has_them():
     def step(key, state, action, task):
         number = jnp.asarray(action, jnp.float32).reshape(-1)

@@ -281,7 +281,7 @@ def test_an_error_of_the_constructor_has_its_line(game):
         ({"id": "mylab"}, "id"),
         ({"id": "mylab:Missing"}, "Missing"),
         ({"id": "no_such_module:Game"}, "no_such_module"),
-        ({"id": "mylab:Recall", "settings": {"speed": 3}}, "arguments of the constructor"),
+        ({"id": "mylab:Recall", "settings": {"speed": 3}}, r"settings\.speed must be left out"),
         ({"id": "mylab:Recall", "success": "won"}, "success"),
         ({"id": "mylab:Recall", "tasks": "gymnax:make"}, "tasks"),
         ({"id": "mylab:Recall", "tasks": "mylab:draw"}, "tasks must be null, own, or .*draw"),
@@ -304,7 +304,6 @@ def test_wrong_settings_are_named(game, settings, message):
         ({"id": "mylab:NUMBER"}, "env.id"),
         ({"settings": [1]}, "env.settings"),
         ({"settings": {"speed": 3}}, "env.settings.speed"),
-        ({"settings": {"cues": "many"}}, "env.settings"),
         ({"settings": {"max_steps": 0}}, "env.time_limit"),
         ({"time_limit": 0}, "env.time_limit"),
         ({"success": "won"}, "env.success"),
@@ -313,10 +312,9 @@ def test_wrong_settings_are_named(game, settings, message):
     ],
 )
 def test_an_error_in_a_configuration_begins_with_its_key(game, settings, key):
-    made = "    def __init__(self, cues=3, max_steps=9):\n"
-    made += "        self.num_actions, self.max_steps = round(cues), max_steps\n"
+    made = "    def __init__(self, max_steps=9):\n        self.max_steps = max_steps\n"
     game(f"{RECALL}\nNUMBER = 3\n\nclass Timed(Recall):\n{made}")
-    node = {"_target_": "yamame_envs.JaxEnv", "id": "mylab:Timed", "num_envs": 2}
+    node = {"_target_": "yamame_envs.JaxEnv", "id": "mylab:Timed", "time_limit": "registered"}
     build_node(node, "env")
     with pytest.raises(UsageError) as raised:
         build_node({**node, **settings}, "env")

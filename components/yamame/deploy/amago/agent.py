@@ -54,12 +54,16 @@ def import_amago(
             other sections are kept, among them ``env``.
         gin: AMAGO's ``config.txt``. ``auto``: the one beside or above the weights, if there is one.
             None: none.
-        typed: Arguments of AMAGO's classes that take precedence, as ``{"Agent": {"gamma": 0.9}}``.
-        max_seq_len: Timesteps that a Transformer remembers, as AMAGO's ``Experiment`` was given.
+        typed: Arguments of AMAGO's classes that the file does not give, as ``{"Agent": {"gamma":
+            0.9}}``.
+        max_seq_len: Timesteps that a Transformer remembers, as AMAGO's ``Experiment`` was given. A
+            smaller or larger number than in training is found only if it contradicts ``gin`` or
+            exceeds a table of positions; it is printed as assumed.
 
     Raises:
-        UsageError: A file is missing or damaged; a part cannot be imported; an argument is missing
-            or not that of the weights; the environment has other observations or actions.
+        UsageError: A file is missing or damaged; a part cannot be imported; an argument is missing,
+            or not that of the weights or of ``gin``; the environment has other observations or
+            actions.
     """
     source = Path(weights)
     network = read_network(Tensors(read_weights(source), str(source)))
@@ -68,31 +72,26 @@ def import_amago(
     _check_actions(interface, network)
     columns = _columns(interface, network, arguments)
 
-    sections = _sections(
-        network, arguments, config, _context_length(network, arguments, max_seq_len)
-    )
+    length = _context_length(network, arguments, max_seq_len)
+    sections = _sections(network, arguments, config, length)
     saved_config = {**config, **sections}
     agent = build_agent(saved_config, interface)
     fill(agent, network, columns)
     state = {name: value.clone() for name, value in agent.state_dict().items()}
+    _report_length(length)
     about = {"origin": "AMAGO 3.3"}
     return SavedAgent(str(source), saved_config, interface, state, about)
 
 
 def _read_arguments(place: Path | None, typed: Mapping[str, Any], network: Network) -> Arguments:
     read = None
-    if place is None:
-        print_stderr(
-            "amago.config: without a config.txt, activations, discount factors and the like are "
-            "taken to be the defaults of AMAGO 3.3; name the file with amago.config=..., or give "
-            "arguments as amago.gin.Agent.gamma=0.99"
-        )
-    else:
+    if place is not None:
         try:
             read = read_gin(place)
         except FileNotFoundError as error:
             raise SettingError("amago.config", str(place), "be an existing file") from error
-    arguments = Arguments(read, typed_values(typed), source=str(place), network=network)
+    source = None if place is None else str(place)
+    arguments = Arguments(read, typed_values(typed), source=source, network=network)
     arguments.report()
     return arguments
 
@@ -157,13 +156,36 @@ def _name(key: NestedKey) -> str:
 
 def _context_length(network: Network, arguments: Arguments, max_seq_len: int | None) -> int | None:
     """Return the timesteps of memory; None for a GRU, whose memory has no length."""
-    length = arguments["Experiment.max_seq_len"] if max_seq_len is None else max_seq_len
     if isinstance(network.memory, GRU):
         return None
+    key = "amago.max_seq_len"
+    given = arguments["Experiment.max_seq_len"]
+    length = given if max_seq_len is None else max_seq_len
     is_length = type(length) is int and length >= 1
     condition = "be the max_seq_len of AMAGO's Experiment, which weights do not hold"
-    require_setting("amago.max_seq_len", length, is_length, condition)
+    require_setting(key, length, is_length, condition)
+    is_same = type(given) is not int or length == given  # a reference in a file is no number
+    require_setting(key, length, is_same, f"be {given}, as Experiment.max_seq_len")
+
+    # AMAGO requires whole sequences in a file of trajectories.
+    most = arguments["Experiment.traj_save_len"]
+    is_saved = type(most) is not int or length <= most
+    require_setting(key, length, is_saved, f"be at most {most}, Experiment.traj_save_len")
+    if network.memory.positions is not None:
+        most = len(network.memory.positions)
+        condition = f"be at most {most}, the size of the table of positions"
+        remedy = f"no episode is longer, so that {most} remembers all of it"
+        require_setting(key, length, length <= most, condition, remedy=remedy)
     return int(length)
+
+
+def _report_length(length: int | None) -> None:
+    """Print that nothing shows whether the length of the memory is that of training."""
+    if length is not None:
+        print_stderr(
+            f"amago.max_seq_len={length} is taken as it is, as the weights do not show it: with "
+            "another one than in training, actions differ in longer episodes"
+        )
 
 
 def _sections(
@@ -232,7 +254,11 @@ def _agent_section(
     """Return the section ``agent``, with the loss of a configuration at AMAGO's values."""
     clip = None
     if network.action_kind == "discrete":
-        clip = [float(arguments[f"Discrete.clip_prob_{end}"]) for end in ("low", "high")]
+        low, high = (float(arguments[f"Discrete.clip_prob_{end}"]) for end in ("low", "high"))
+        if not 0.0 <= low < high <= 1.0:
+            condition = "be at least 0 and below Discrete.clip_prob_high, which is at most 1"
+            raise arguments.refuse("Discrete.clip_prob_low", condition)
+        clip = [low, high]
     return {
         "gammas": arguments.gammas,
         "multi_gamma": True,

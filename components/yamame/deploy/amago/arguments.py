@@ -102,7 +102,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "SigmaReparam": {"bias": True, "fast_init": False},
     "LearnablePosEmb": {"max_time_idx": None},
     "FlashAttention": {"window_size": (-1, -1)},
-    "Experiment": {"max_seq_len": None},
+    "Experiment": {"max_seq_len": None, "traj_save_len": None},
 }
 """Arguments of the classes that can be imported, with their defaults in AMAGO 3.3."""
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -131,6 +131,8 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "FlashAttention.window_size": ((-1, -1), [-1, -1]),
 }
 """Values of arguments that can be imported, where not all can."""
+_FAMILIES = {"box": ("TanhGaussian", "Beta"), "bits": ("Multibinary",)}
+"""Families of continuous policies by the kind of actions that weights show."""
 _ACTIVATIONS = (
     *("Actor.activation", "NCritics.activation"),
     *("FFTstepEncoder.activation", "TformerTrajEncoder.activation"),
@@ -138,6 +140,15 @@ _ACTIVATIONS = (
 _KINDS: dict[str, type | tuple[type, ...]] = {bool: bool, int: int, float: (int, float)}  # type: ignore[dict-item]
 _REFUSED = ("SlidingWindowFlexAttention", "ClippedSlidingSinkAttention", "MultiTaskAgent")
 """Classes that cannot be imported, and that their arguments in a file show alone."""
+_HIDDEN = (
+    *("FFTstepEncoder.activation", "FFTstepEncoder.normalize_inputs"),
+    *("FFTstepEncoder.specify_obs_keys", "TformerTrajEncoder.activation"),
+    *("TformerTrajEncoder.pos_emb", "Actor.activation", "Actor.continuous_dist_type"),
+    *("Discrete.clip_prob_low", "Discrete.clip_prob_high", "NCritics.activation"),
+    *("Agent.gamma", "Agent.use_multigamma", "Multigammas.discrete", "Multigammas.continuous"),
+    *("Agent.popart", "Agent.reward_multiplier"),
+)
+"""Arguments that determine outputs, and that weights do not show."""
 _OWN_RATES = {
     "InputNorm.beta": "the normaliser of inputs has its own rate",
     "NCritics.dropout_p": "critics have no dropout",
@@ -152,8 +163,8 @@ class Arguments:
 
     Args:
         read: Those of ``config.txt``; None without a file.
-        typed: Those that the user has typed, which take precedence.
-        source: Name of the file in messages.
+        typed: Those that the user has typed, which must not contradict the file.
+        source: Name of the file in messages; None without one.
         network: Networks of the agent.
 
     Raises:
@@ -166,7 +177,7 @@ class Arguments:
         read: Mapping[str, Any] | None,
         typed: Mapping[str, Any],
         *,
-        source: str,
+        source: str | None,
         network: Network,
     ) -> None:
         self._read = dict(read or {})
@@ -181,6 +192,7 @@ class Arguments:
             if name.partition(".")[0] in self._used():
                 self._check(name)
         self._compare_sizes()
+        self._compare_typed()
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of an argument, names of classes as texts."""
@@ -241,8 +253,45 @@ class Arguments:
             kind = "Beta"
         return "beta" if kind == "Beta" else "tanh_normal"
 
+    def _assumed(self) -> list[str]:
+        """Return the arguments of which neither weights, file nor user show the value."""
+        used = self._used()
+        if self._network.action_kind == "discrete":
+            unused = {"Actor.continuous_dist_type", "Multigammas.continuous"}
+        else:
+            unused = {"Multigammas.discrete"}
+        shows_family = {"Beta.alpha_low", "TanhGaussian.std_low"} & self._read.keys()
+        if self._network.action_kind == "bits" or shows_family:
+            unused.add("Actor.continuous_dist_type")
+        memory = self._network.memory
+        if isinstance(memory, Transformer) and memory.positions is not None:
+            unused.add("TformerTrajEncoder.pos_emb")
+        if self._has_popart:
+            unused.add("Agent.popart")
+        names = []
+        for name in _HIDDEN:
+            is_used = name.partition(".")[0] in used and name not in unused
+            if is_used and not self.is_given(name):
+                names.append(name)
+        return names
+
+    @property
+    def _has_popart(self) -> bool:
+        """Whether values have been normalised in training; AMAGO's counter begins with 1."""
+        counter = self._network.popart[-1]
+        return bool((counter > 1).any())
+
     def report(self) -> None:
-        """Print what an imported agent does otherwise than AMAGO's."""
+        """Print which values are assumed, and what an agent does otherwise than AMAGO's."""
+        assumed = self._assumed()
+        if assumed:
+            values = ", ".join(f"{name}={format_value(self[name])}" for name in assumed)
+            place = "no config.txt" if self._source is None else self._source
+            print_stderr(
+                f"amago.config: the weights do not show these arguments, and {place} gives none of "
+                f"them; assumed are AMAGO's defaults, {values}; give others as "
+                f"{TYPED}.Agent.gamma=0.99"
+            )
         dropouts = ("TformerTrajEncoder.dropout_ff", "TformerTrajEncoder.dropout_emb")
         is_transformer = isinstance(self._network.memory, Transformer)
         if is_transformer and "FlashAttention.window_size" in self._read:
@@ -323,6 +372,8 @@ class Arguments:
             "NCritics.d_hidden": network.critics[0][0].shape[2],
             "Agent.num_critics": network.num_critics,
         }
+        if self._has_popart:
+            sizes["Agent.popart"] = True
         if not self["FFTstepEncoder.auto_scale"]:
             sizes["FFTstepEncoder.d_hidden"] = network.timestep[0][0].shape[0]
             sizes["FFTstepEncoder.d_output"] = network.timestep[-1][0].shape[0]
@@ -335,6 +386,8 @@ class Arguments:
             sizes["TformerTrajEncoder.n_layers"] = len(memory.blocks)
             sizes["TformerTrajEncoder.sigma_reparam"] = block.ff1.gamma is not None
             sizes["TformerTrajEncoder.normformer_norms"] = block.norms[1] is not None
+            if memory.positions is not None:
+                sizes["LearnablePosEmb.max_time_idx"] = len(memory.positions)
         else:
             sizes["GRUTrajEncoder.d_hidden"] = memory.layers[0][1].shape[1]
             sizes["GRUTrajEncoder.n_layers"] = len(memory.layers)
@@ -342,6 +395,25 @@ class Arguments:
         for name, size in sizes.items():
             if self.is_given(name) and self[name] != size:
                 raise self.refuse(name, f"be {size}, as in the weights")
+        name = "Actor.continuous_dist_type"
+        families = _FAMILIES.get(network.action_kind)
+        if families and self.is_given(name) and self[name] not in families:
+            raise self.refuse(name, f"be {_listed(families)}, as in the weights")
+
+    def _compare_typed(self) -> None:
+        """Raise if the user gives another value than the file."""
+        for name, value in self._typed.items():
+            if name in self._read and _comparable(self._read[name]) != _comparable(value):
+                condition = f"be {format_value(self._read[name])}, as in {self._source}"
+                remedy = "amago.config=null leaves the file out"
+                raise SettingError(self.key(name), value, condition, remedy=remedy)
+
+
+def _comparable(value: Any) -> Any:
+    """Return a value in the form that typed and written ones share."""
+    if isinstance(value, list | tuple):
+        return list(value)
+    return class_name(value) or value
 
 
 def _listed(values: tuple[Any, ...]) -> str:

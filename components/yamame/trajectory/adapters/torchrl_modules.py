@@ -32,7 +32,7 @@ from yamame.checks import NumLayers, PositiveInt, check_bounds, require
 from yamame.execution.capturing import capturing
 from yamame.trajectory.adapters.parity import PARITY, difference_of_passes
 from yamame.trajectory.base import Device, DropoutRate, TrajectoryEncoder, TrajectoryKeys
-from yamame.trajectory.steps import segment_positions
+from yamame.trajectory.steps import encode_apart, segment_positions
 
 _OWNER = "TorchRLEncoder"
 _METHODS = ("forward", "new_kv_cache", "reset_kv_cache")
@@ -274,7 +274,7 @@ class TorchRLBackbone(nn.Module):
                 is_known = torch.equal(mask.bool(), _causal_mask(is_init))
                 condition = "be causal within the episodes of positions"
                 require("TorchRLBackbone", "mask", "another mask", is_known, condition)
-            return self.encoder.parallel(features, positions, is_init), None
+            return encode_apart(self.encoder.parallel, features, positions, is_init), None
 
         num_steps = features.shape[1]
         condition = "be 1 with a cache"

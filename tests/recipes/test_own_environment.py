@@ -1,0 +1,61 @@
+"""The Gymnasium environment of the how-to: its commands run as they stand, in an empty folder."""
+
+import json
+import re
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import pytest
+from yamame_envs import Gym
+from yamame_envs.testing import check_env
+
+PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "own_environment.md").read_text()
+SHORT = [
+    "debug=tiny",
+    "logger=none",
+    "encoder=gru",
+    "encoder.hidden_size=8",
+    "evaluation.num_episodes=4",
+]
+"""Fewer updates, and a smaller agent."""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder with the file of the page, and a record of trusted runs of its own."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("YAMAME_TRUST_RECORD", str(tmp_path / "trusted.jsonl"))
+    sys.modules.pop("mylab", None)
+    ((title, text),) = re.findall(r'```python title="(.*?)"\n(.*?)```', PAGE, re.DOTALL)
+    (tmp_path / title).write_text(text)
+    yield tmp_path
+    sys.modules.pop("mylab", None)
+    gymnasium.registry.pop("PushCart-v0", None)
+
+
+def test_the_commands_of_the_page_run(play, folder):
+    (block,) = re.findall(r"## 2. Train in it\n\n```sh\n(.*?)```", PAGE, re.DOTALL)
+    ran = []
+    for line in block.splitlines():
+        _, recipe, *arguments = shlex.split(line)
+        more = SHORT if recipe == "train" else []
+        status, _, err = play(recipe, folder, *more, *arguments)
+        assert status == 0, (line, err)
+        ran.append(recipe)
+    assert ran == ["train", "train", "evaluate", "play"]
+    summary = json.loads((folder / "runs" / "cart" / "summary.json").read_text())
+    assert summary["status"] == "FINISHED"
+    assert "success" in summary
+
+
+def test_the_environment_of_the_page_keeps_the_laws_and_is_reproducible(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    made = partial(Gym, id="mylab:PushCart-v0", tasks="own")
+    check_env(made, num_steps=24)
+    env = made(num_envs=2)
+    assert env.observation_spec["observation", "camera"].shape == (2, 24, 24, 3)
+    env.close()
