@@ -311,11 +311,11 @@ class Programs:
         if place >= num_entries:
             return f"{self._flags[place - num_entries]} must be true or false"
         entry = self.spaces.observations[place]
-        condition = f"hold whole numbers in 0..{entry.sizes[0] - 1}"
-        if entry.kind == "number":
-            condition = "be finite"
-        elif entry.kind == "one_hot":
+        condition = "be finite"
+        if entry.kind == "one_hot":
             condition = "hold choices of its space"
+        elif entry.kind == "token":
+            condition = f"hold whole numbers in 0..{entry.sizes[0] - 1}"
         return f"{entry} must {condition}"
 
     def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:

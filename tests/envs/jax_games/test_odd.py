@@ -180,6 +180,14 @@ def test_first_observations_that_are_not_finite_are_named_with_their_task():
         JaxEnv(id=walk(observe=observe), num_envs=2).reset()
 
 
+def test_observations_that_are_not_finite_are_named_with_env_and_step():
+    def observe(self, state):
+        return jnp.where(state["time"] == 3, jnp.nan, state["place"])
+
+    with pytest.raises(OutsideError, match="observation must be finite, in env 0 at step 2 of"):
+        JaxEnv(id=walk(observe=observe), num_envs=2).rollout(4)
+
+
 def test_actions_of_spaces_with_an_offset_and_of_bits_arrive_as_the_space_has_them():
     def step(key, state, action, task):
         number = jnp.asarray(action, jnp.float32).reshape(-1)
