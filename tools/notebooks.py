@@ -33,6 +33,7 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 MEDIA_TYPES = {".gif": "image/gif", ".png": "image/png", ".svg": "image/svg+xml"}
 BACKGROUND = "in the background"
 """Note of a command that keeps running while the reader goes on."""
+WAIT = "A notebook does not show when the command is ready: wait ten seconds before the next cell."
 
 Cell = dict[str, Any]
 
@@ -80,6 +81,8 @@ def make_notebook(path: Path) -> dict[str, Any]:
     for part in split(heading + steps):
         if isinstance(part, Block):
             cells.append(code_cell(source_of(part)))
+            if part.note == BACKGROUND:
+                cells.append(text_cell(WAIT, path))
         else:
             cells.append(text_cell(part.strip(), path))
 
