@@ -113,6 +113,9 @@ SECTIONS = {
     ),
 }
 """Heading and introduction of every prefix, in the order of the page."""
+BEGIN = "<!-- constants: components/yamame/tracking/metrics/__init__.py -->"
+END = "<!-- end of constants -->"
+"""Marks of a table whose numbers are those of definitions, and not results."""
 FURTHER = {"objective": ("mean/", "best/")}
 """Further prefixes of a section."""
 
@@ -125,7 +128,7 @@ def page() -> str:
         prefixes = (prefix, *FURTHER.get(prefix, ()))
         rows = [row(metric) for metric in METRICS if metric.name.startswith(prefixes)]
         metrics = table(("metric", "meaning", "unit", "values"), rows)
-        parts.append(f"## {heading}\n\n{introduction}\n\n{metrics}")
+        parts.append(f"## {heading}\n\n{introduction}\n\n{BEGIN}\n\n{metrics}\n{END}\n")
     return "\n".join(parts)
 
 
