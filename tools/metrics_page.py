@@ -122,7 +122,7 @@ FURTHER = {"objective": ("mean/", "best/")}
 
 def page() -> str:
     """Return the text of the page."""
-    curves = table(("curve", "in order", "otherwise"), CURVES)
+    curves = table(("curve", "healthy", "otherwise"), CURVES)
     parts = [f"{INTRODUCTION}{curves}", TERMS]
     for prefix, (heading, introduction) in SECTIONS.items():
         prefixes = (prefix, *FURTHER.get(prefix, ()))
