@@ -11,6 +11,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import notebooks
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, InclusionLevel
@@ -36,7 +37,8 @@ def on_config(config: Any, **_: Any) -> Any:
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
-    """Add a page for every file and folder of the repository that a page links to."""
+    """Add a page for every file and folder that a page links to, and notebooks of tutorials."""
+    notebooks.offer_notebooks(files, config)
     waiting, known = [*ALWAYS], set()
     for page in files.documentation_pages():
         waiting += outside(f"docs/{page.src_uri}", page.content_string)

@@ -113,19 +113,22 @@ SECTIONS = {
     ),
 }
 """Heading and introduction of every prefix, in the order of the page."""
+BEGIN = "<!-- constants: components/yamame/tracking/metrics/__init__.py -->"
+END = "<!-- end of constants -->"
+"""Marks of a table whose numbers are those of definitions, and not results."""
 FURTHER = {"objective": ("mean/", "best/")}
 """Further prefixes of a section."""
 
 
 def page() -> str:
     """Return the text of the page."""
-    curves = table(("curve", "in order", "otherwise"), CURVES)
+    curves = table(("curve", "healthy", "otherwise"), CURVES)
     parts = [f"{INTRODUCTION}{curves}", TERMS]
     for prefix, (heading, introduction) in SECTIONS.items():
         prefixes = (prefix, *FURTHER.get(prefix, ()))
         rows = [row(metric) for metric in METRICS if metric.name.startswith(prefixes)]
         metrics = table(("metric", "meaning", "unit", "values"), rows)
-        parts.append(f"## {heading}\n\n{introduction}\n\n{metrics}")
+        parts.append(f"## {heading}\n\n{introduction}\n\n{BEGIN}\n\n{metrics}\n{END}\n")
     return "\n".join(parts)
 
 
