@@ -386,7 +386,7 @@ def _print_table(
     The line of a job has its number, outcome, the overrides that not all jobs have, and its
     objective or error.
     """
-    metrics = {job.get("metric") for job in jobs.values()} - {None}
+    metrics = {str(job["metric"]) for job in jobs.values() if job.get("metric")}
     objective = metrics.pop() if len(metrics) == 1 else "objective"
     rows = _rows(jobs, planned, objective)
     _print_rows(rows)
@@ -422,7 +422,7 @@ def _means(jobs: Mapping[int, Mapping[str, Any]], objective: str) -> list[tuple[
     groups = groups_of(jobs)
     if max(map(len, groups.values())) < 2:
         return []
-    rows = [("group", "jobs", f"mean {objective}")]
+    rows: list[tuple[str, ...]] = [("group", "jobs", f"mean {objective}")]
     for name, values in groups.items():
         mean = f"{fmean(values):.4g}" if values else "-"
         rows.append((name, str(len(values)), mean))
@@ -438,7 +438,7 @@ def _rows(
     common = set.intersection(*map(set, given.values()))
     has_failed = any(job["outcome"] == "failed" for job in jobs.values())
     result = f"{objective} or error" if has_failed else objective
-    rows = [("job", "outcome", "overrides", result)]
+    rows: list[tuple[str, ...]] = [("job", "outcome", "overrides", result)]
     for number, texts in given.items():
         job = jobs.get(number, {"outcome": "not begun", "result": ""})
         own = shlex.join(text for text in texts if text not in common)
