@@ -1,5 +1,5 @@
 # Yamame with its recipes.  CPU:  docker build -t yamame .
-# CUDA:  docker build -t yamame --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128 .
+# CUDA:  docker build -t yamame --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .
 FROM python:3.11-slim
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN useradd --create-home learner

@@ -1,6 +1,6 @@
 """Train briefly and measure in-context learning: python k_shot.py [minutes].
 
-Prints the mean return of each attempt, with memory and with memory cleared between attempts.
+Prints the mean return of each attempt, with memory and with memory cleared at every step.
 """
 
 import sys

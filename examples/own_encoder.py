@@ -35,7 +35,7 @@ def main() -> None:
     encoder = FadingMean(6)
     check_trajectory_encoder(encoder)
     context, _ = encoder.step(torch.ones(2, 6), encoder.init_memory(2), torch.tensor([True, True]))
-    print("every law is kept, contexts are", tuple(context.shape))
+    print("all laws hold, contexts have shape", tuple(context.shape))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from yamame.runs.discounts import with_gammas
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
 from yamame.runs.schedules import annealing
+from yamame.training.saved_buffers import SavedBuffers
 from yamame.training.seeding import seed_everything
 
 
@@ -60,6 +61,7 @@ def train(cfg: PPOConfig, callbacks: Sequence[Callback] = ()) -> float:
         learner = build.build_learner(cfg, agent, guard=run.guard, fall=annealing(run))
         packing = Compose(*build.build_packing(cfg, build.longest_episode(env)))
         episodes = OnPolicyBuffer()
+        statistics = SavedBuffers(learner.loss)
         replay = observed(run, env, episodes, learner)
         collector = EpisodeCollector(env, policy, replay)
         # The buffer is no component: it is empty whenever a checkpoint is written.
@@ -71,7 +73,7 @@ def train(cfg: PPOConfig, callbacks: Sequence[Callback] = ()) -> float:
             run.count(collector.collect(cfg.schedule.steps_per_iteration))
 
             if len(episodes):  # not every episode failed
-                statistics_before = learner.statistics()
+                statistics.save()
                 updates_before = run.progress.updates
                 with learner.precision():
                     # Advantages and log-probabilities of the policy that acted.
@@ -85,7 +87,7 @@ def train(cfg: PPOConfig, callbacks: Sequence[Callback] = ()) -> float:
                     learner.loss.refresh(batch)
                 else:
                     # Every update was skipped. Statistics must not learn from the batch either.
-                    learner.restore(statistics_before)
+                    statistics.restore()
                 collector.update_policy_weights_(TensorDict.from_module(policy).data)
 
             run.log(run.metrics(collector.metrics()))

@@ -2,9 +2,11 @@
 
 import ast
 import importlib
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -107,17 +109,46 @@ def test_the_page_on_the_paper_names_what_there_is():
 
 def test_the_glossary_of_keys_is_that_of_the_code():
     text = (DOCS / "keys.md").read_text()
-    says = {True: "yes", False: "no"}
     for entry in ENTRIES:
         dtype, meaning = entry.dtype or "of the environment", entry.meaning.replace("``", "`")
-        flags = " | ".join(
-            says[flag] for flag in (entry.is_input, entry.is_stored, entry.is_reserved)
-        )
-        row = f"| `{entry.name}` | `{entry.shape}` | {dtype} | {meaning} | {flags} |"
+        flags = {"input": entry.is_input, "stored": entry.is_stored, "reserved": entry.is_reserved}
+        uses = ", ".join(name for name, is_set in flags.items() if is_set)
+        row = f"| `{entry.name}` | `{entry.shape}` {dtype} | {meaning} | {uses} |"
         assert row in text, f"docs/keys.md must have the row\n{row}"
     table = text[: text.index("- *input*")]
     assert len(re.findall(r"^\| `", table, re.MULTILINE)) == len(ENTRIES)
     assert all(f"`{value}`" in text for value in (GOAL_PAD, GOAL_COMPLETED, GOAL_TOLERANCE))
+
+
+def texts_of(folder: str) -> set[str]:
+    """Every text in the code of a folder; those of an f-string end at its values."""
+    found = set()
+    for file in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+def pieces_of(message: str) -> list[str]:
+    """The parts of a quoted message that stand in the code as they are: at least three words."""
+    pieces = re.split(r"\N{HORIZONTAL ELLIPSIS}|: |; |, got |\bmust |'[^']*'", message)
+    return [piece.strip(" ,;(") for piece in pieces if len(piece.split()) >= 3]
+
+
+def missing_pieces(messages: list[str], texts: set[str]) -> list[str]:
+    whole = "\n".join(texts)
+    pieces = [piece for message in messages for piece in pieces_of(message)]
+    return [piece for piece in pieces if piece not in whole]
+
+
+def test_the_messages_of_the_faq_are_those_of_the_code():
+    messages = re.findall(r"```text\n(.*?)\n```", (DOCS / "faq.md").read_text(), re.DOTALL)
+    assert len(messages) > 30
+    texts = set().union(*map(texts_of, ("components", "envs", "recipes")))
+    assert missing_pieces(messages, texts) == []
+    wrong = "train: run.name: runs/mine lies around; continue it with a prayer"
+    assert missing_pieces([wrong], texts) == ["runs/mine lies around", "continue it with a prayer"]
 
 
 def public_names(init: Path) -> set[str]:
@@ -213,7 +244,8 @@ def commands(page: Path) -> set[tuple[str, ...]]:
     found = set()
     for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
-        if "yamame" not in words:
+        is_build = words[:2] == ["docker", "build"]
+        if "yamame" not in words[:-1] or is_build or "mylab" in line or "--config-dir" in words:
             continue
         recipe, *arguments = words[words.index("yamame") + 1 :]
         if "-m" in arguments:
@@ -227,15 +259,53 @@ def commands(page: Path) -> set[tuple[str, ...]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "fewest"), [("environments", 6), ("scale", 6)])
+@pytest.mark.parametrize(
+    ("name", "fewest"),
+    [
+        ("index", 2),
+        ("install", 2),
+        ("commands", 20),
+        ("python", 0),
+        ("environments", 6),
+        ("scale", 6),
+    ],
+)
 def test_the_commands_of_a_page_compose(name, fewest):
     found = commands(DOCS / f"{name}.md")
     assert len(found) >= fewest
-    for recipe, *overrides in found:
-        yamame.compose(*overrides, recipe=recipe)
+    for recipe, *words in sorted(found):
+        assert (ROOT / "recipes" / f"{recipe}.py").is_file(), recipe
+        overrides = [f"suite={word}" if "=" not in word else word for word in words]
+        if recipe != "reproduce":  # which composes contracts by itself
+            yamame.compose(*overrides, recipe=recipe)
 
 
-@pytest.mark.parametrize("page", HOWTOS, ids=lambda page: page.stem)
+@pytest.mark.parametrize("outcome", [0, 1, 75])
+def test_the_script_of_a_slurm_job_requeues_an_interrupted_run(outcome, tmp_path):
+    (script,) = re.findall(r"```bash.*?\n(.*?)```", (DOCS / "install.md").read_text(), re.DOTALL)
+    programs = {
+        "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
+        "yamame": f'echo "$@" > {tmp_path}/trained; exit {outcome}',
+        "scontrol": f'echo "$@" > {tmp_path}/requeued',
+    }
+    folder = tmp_path / "yamame/.venv/bin"
+    folder.mkdir(parents=True)
+    (folder / "activate").write_text(f'PATH="{folder}:$PATH"\n')
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    slurm = {"HOME": str(tmp_path), "SLURM_CPUS_PER_TASK": "4", "SLURM_JOB_ID": "7"}
+    job = subprocess.run(["bash", "-c", script], env={**os.environ, **slurm}, check=False)
+    assert job.returncode == outcome
+    requeued = tmp_path / "requeued"
+    assert requeued.exists() == (outcome == 75)
+    if outcome == 75:
+        assert requeued.read_text() == "requeue 7\n"
+    recipe, *overrides = (tmp_path / "trained").read_text().split()
+    assert (recipe, overrides[-1]) == ("train", "resume=auto")
+
+
+@pytest.mark.parametrize("page", [*HOWTOS, DOCS / "keys.md"], ids=lambda page: page.stem)
 def test_the_python_of_a_how_to_runs(page, empty_store, tmp_path, monkeypatch):
     if page.stem == "own_jax_game":
         pytest.importorskip("jax")

@@ -10,7 +10,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 RUN = {
     "train_in_python": (["0.01"], "runs/tmaze-gru"),
-    "own_encoder": ([], "every law is kept, contexts are (2, 32)"),
+    "own_encoder": ([], "all laws hold, contexts have shape (2, 32)"),
     "loss_over_own_module": (["21"], "20 "),
     "act_sessions": ([], "3 turned right"),
     "offline_from_npz": (["3"], "success"),
@@ -18,7 +18,7 @@ RUN = {
     "k_shot": (["0.005"], "wiped"),
     "tmaze_demonstrations": (["demos.npz", "5", "8"], ""),
 }
-"""Arguments, and a part of what is printed. The service has a test of its own."""
+"""Arguments, and a part of the output. The service has its own test."""
 LONGEST = 60  # lines
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yamame
 import yaml
+from yamame.system.installed import DOCUMENTATION, documentation_page
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -16,6 +17,14 @@ def test_there_is_one_version_and_the_citation_and_the_changelog_have_it():
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == yamame.__version__
     released = re.findall(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert released[0] == yamame.__version__
+
+
+def test_addresses_of_pages_are_those_of_the_documentation():
+    assert PROJECT["urls"]["Documentation"] == DOCUMENTATION
+    page = documentation_page("howto/does_not_learn")
+    assert (ROOT / "docs/howto/does_not_learn.md").is_file()
+    assert "use_directory_urls: false" in (ROOT / "mkdocs.yml").read_text()
+    assert page == f"{DOCUMENTATION}/howto/does_not_learn.html"
 
 
 def test_the_workflow_runs_what_the_bounds_admit():

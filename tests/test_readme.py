@@ -1,14 +1,15 @@
-"""What README and the page of use show runs as it stands, and names only what there is."""
+"""README and the pages of commands and Python: their scripts run, their tables are complete."""
 
 import re
 import shutil
 from pathlib import Path
 
-from yamame import conf_dir
+from yamame import conf_dir, recipes_dir
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-USE = (ROOT / "docs" / "use.md").read_text()
+COMMANDS = (ROOT / "docs" / "commands.md").read_text()
+PYTHON = (ROOT / "docs" / "python.md").read_text()
 ENVIRONMENTS = (ROOT / "docs" / "environments.md").read_text()
 
 
@@ -46,21 +47,14 @@ def test_the_script_that_trains_from_python_runs(empty_store, tmp_path, monkeypa
     shutil.copy(empty_store, tmp_path)
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    script = scripts(USE)[0].replace('"budget.minutes=0.1"', '"debug=tiny"').replace("=64", "=4")
-    exec(compile(script, "use.md", "exec"), names)
+    train, act = scripts(PYTHON)
+    train = train.replace('"budget.minutes=0.1"', '"debug=tiny"').replace("=64", "=4")
+    exec(compile(train, "python.md", "exec"), names)
     assert names["run"].summary["status"] == "FINISHED"
     assert len(list(tmp_path.glob("runs/*/evaluation/*/evaluation.json"))) == 2
     assert names["run"].name in names["page"].read_text()
-
-
-def test_the_script_that_uses_parts_alone_runs_and_trains():
-    names: dict = {}
-    exec(compile(scripts(USE)[1], "use.md", "exec"), names)
-    assert {"loss_critic", "loss_online", "loss_cloning"} <= set(names["terms"].keys())
-    gradients = [p.grad for p in names["context"].parameters()]
-    assert all(g is not None and g.abs().sum() > 0 for g in gradients)
-    assert "mask" in names["buffer"].sample().keys()
-    assert names["rollout"].batch_size == (8, 100)
+    exec(compile(act, "python.md", "exec"), names)
+    assert names["agent"].action_spec.is_in(names["action"])
 
 
 def choices(group: str) -> set[str]:
@@ -77,12 +71,19 @@ def test_the_table_of_choices_is_complete():
         "relabel",
         "exploration",
         "data",
+        "curriculum",
         "callbacks",
         "ablation",
     ):
-        rows = [line for line in USE.splitlines() if re.match(rf"\| `\+?{group}`", line)]
+        rows = [line for line in COMMANDS.splitlines() if re.match(rf"\| `\+?{group}`", line)]
         named = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[2])]
         assert sorted(named) == sorted(choices(group))
+
+
+def test_the_table_of_commands_is_complete():
+    table = re.search(r"^\| to \| use \|\n(?:\|.*\n)+", COMMANDS, re.MULTILINE)[0]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(named) == sorted(path.stem for path in recipes_dir().glob("*.py"))
 
 
 def test_the_page_of_environments_has_a_row_for_each():

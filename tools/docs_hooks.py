@@ -1,4 +1,4 @@
-"""MkDocs hooks: link into the repository to pages of its source, and render MathML.
+"""MkDocs hooks: pages for source files that are linked to, MathML, and the version in the header.
 
 Pages are written for a reader of the repository: a link such as ``../components/yamame/keys.py``
 works there. The site holds the files that pages name as pages of its own, below ``source/``, so
@@ -11,6 +11,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import notebooks
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, InclusionLevel
@@ -19,12 +20,25 @@ ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 FETCH = re.compile(r'<(?:link\b[^>]*\bhref|\w+\b[^>]*\bsrc(?:set)?)=["\']?(?:https?:)?//[^>]*>')
+BADGE = re.compile(r"\[!\[[^\]]*\]\(https?://[^)]*\)\]\([^)]*\)|!\[[^\]]*\]\(https?://[^)]*\)")
+"""Picture of another site in Markdown, with its link."""
+VERSION = re.compile(r'^__version__ = "(.*)"$', re.MULTILINE)
 ALWAYS = ("CONTRIBUTING.md", "CHANGELOG.md")
 """Pages in the navigation, which are built even if no page links to them."""
 
 
+def on_config(config: Any, **_: Any) -> Any:
+    """Show the version in the header, with the link to the repository."""
+    found = VERSION.search((ROOT / "components" / "yamame" / "__init__.py").read_text())
+    if found is None:
+        raise PluginError("components/yamame/__init__.py must set __version__")
+    config.repo_name = f"yamame {found[1]}"
+    return config
+
+
 def on_files(files: Any, config: Any, **_: Any) -> Any:
-    """Add a page for every file and folder of the repository that a page links to."""
+    """Add a page for every file and folder that a page links to, and notebooks of tutorials."""
+    notebooks.offer_notebooks(files, config)
     waiting, known = [*ALWAYS], set()
     for page in files.documentation_pages():
         waiting += outside(f"docs/{page.src_uri}", page.content_string)
@@ -42,8 +56,11 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turn links to files of the repository into links to their pages."""
+    """Turn links to files of the repository into links to their pages; leave out badges."""
     here = page.file.src_uri
+    if here == "index.md":
+        # In the page itself, GitHub would show it as a table.
+        page.meta["hide"] = ["navigation", "toc"]
     origin = here.removeprefix("source/") if here.startswith("source/") else f"docs/{here}"
 
     def replace(match: re.Match[str]) -> str:
@@ -53,7 +70,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         target = path.removeprefix("docs/") if path.startswith("docs/") else source_uri(path)
         return posixpath.relpath(target, posixpath.dirname(here) or ".") + (match[2] or "")
 
-    return LINK.sub(replace, markdown)
+    return LINK.sub(replace, BADGE.sub("", markdown))
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -71,6 +88,8 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
     """Raise if a page would load a resource from another site."""
+    # The theme's script would ask GitHub for the number of stars in this element.
+    output = output.replace(' data-md-component="source"', "")
     if fetched := FETCH.search(output):
         raise PluginError(f"{page.file.src_uri} must fetch nothing, got {fetched[0]}")
     return output

@@ -84,20 +84,37 @@ def task(cfg):
         raise AlreadyDone(SimpleNamespace(path=Path("runs/three"), objective=0.25))
     if cfg.seed == 4:
         mark_resumed()
+    jobs.note_objective("return")
     Path(f"{cfg.seed}.done").touch()
     return cfg.seed / 10
 
 
 TABLE = """\
-job  became   overrides  objective or error
+job  outcome  overrides  return or error
 0    ran      seed=0     0
 1    failed   seed=1     ZeroDivisionError: an unlucky seed
 2    failed   seed=2     size: must be odd
 3    done     seed=3     0.25
 4    resumed  seed=4     0.4
 5    ran      seed=5     0.5
+
+group  jobs  mean return
+all    4     0.2875
+
 next: yamame report
 """
+
+
+def rows_of(out):
+    """The rows of the table of jobs."""
+    lines = out.splitlines()
+    (head,) = [number for number, line in enumerate(lines) if line.startswith("job  outcome")]
+    rows = []
+    for line in lines[head + 1 :]:
+        if not line[:1].isdigit():
+            break
+        rows.append(line)
+    return rows
 
 
 @pytest.mark.parametrize("process", ["the same process", "processes of their own"])
@@ -134,15 +151,22 @@ def test_a_sweep_that_is_interrupted_tells_which_jobs_were_not_begun_and_how_it_
 
     status, out, _ = sweep(interrupted, "-m", "seed=0,1,2", "size=2,3", "run.overwrite=true")
     assert status == 130
-    assert out.splitlines()[-8:] == [
-        "job  became     overrides      objective or error",
+    lines = out.splitlines()
+    assert rows_of(out) == [
         "0    ran        seed=0 size=2  0.5",
         "1    ran        seed=0 size=3  0.5",
         "2    stopped    seed=1 size=2",
         "3    not begun  seed=1 size=3",
         "4    not begun  seed=2 size=2",
         "5    not begun  seed=2 size=3",
-        "next: the same command (runs go on unless run.overwrite=true)",
+    ]
+    assert lines[-1] == "next: the same command (runs go on unless run.overwrite=true)"
+    # Each job is announced, with its place among those that are planned.
+    announced = [line for line in lines if " of 6): " in line]
+    assert announced == [
+        "job 0 (1 of 6): seed=0 size=2",
+        "job 1 (2 of 6): seed=0 size=3",
+        "job 2 (3 of 6): seed=1 size=2",
     ]
 
 
@@ -166,7 +190,7 @@ def test_rows_are_of_the_jobs_that_ran_where_more_is_swept_over_than_the_command
     (tmp_path / "own" / "seeds.yaml").write_text(params)
     status, out, _ = sweep(task, "-m", "+own=seeds", "size=2,3")
     assert status == 0
-    rows = {" ".join(line.split()[1:]) for line in out.splitlines()[-7:-1]}
+    rows = {" ".join(line.split()[1:]) for line in rows_of(out)}
     jobs_that_ran = ("ran seed=0 size={} 0", "resumed seed=4 size={} 0.4", "ran seed=5 size={} 0.5")
     assert rows == {text.format(size) for text in jobs_that_ran for size in (2, 3)}
 
@@ -186,7 +210,7 @@ def test_jobs_of_the_sweeper_s_parameters_are_planned_with_those_of_the_command_
     overrides = [f"size={size}" for size in (2, 3)]
     if added == "+own=seeds":
         overrides = [f"seed={seed} {size}" for seed in (0, 4) for size in overrides]
-    rows = [" ".join(line.split()) for line in out.splitlines()[-1 - len(overrides) : -1]]
+    rows = [" ".join(line.split()) for line in rows_of(out)]
     states = ["stopped", *["not begun"] * (len(overrides) - 1)]
     expected = zip(range(len(overrides)), states, overrides, strict=True)
     assert rows == [f"{number} {state} {text}" for number, state, text in expected]
@@ -195,7 +219,7 @@ def test_jobs_of_the_sweeper_s_parameters_are_planned_with_those_of_the_command_
 def test_rows_are_of_the_jobs_that_ran_whatever_their_order(sweep):
     status, out, _ = sweep(lambda cfg: cfg.seed, "-m", "seed=shuffle(0,1,2,3,4,5,6,7)")
     assert status == 0
-    rows = [line.split() for line in out.splitlines()[-9:-1]]
+    rows = [line.split() for line in rows_of(out)]
     assert sorted(row[2] for row in rows) == [f"seed={seed}" for seed in range(8)]
     assert all(row[2] == f"seed={row[3]}" for row in rows)
 
@@ -203,9 +227,20 @@ def test_rows_are_of_the_jobs_that_ran_whatever_their_order(sweep):
 def test_a_sweep_whose_jobs_all_end_well_has_status_zero(sweep):
     status, out, err = sweep(task, "-m", "seed=0,5")
     assert (status, err) == (0, "")
-    *table, following = out.splitlines()[1:]
-    assert table == ["0    ran     seed=0     0", "1    ran     seed=5     0.5"]
-    assert following == "next: yamame report"
+    assert rows_of(out) == ["0    ran      seed=0     0", "1    ran      seed=5     0.5"]
+    assert out.splitlines()[-1] == "next: yamame report"
+
+
+def test_means_are_those_of_jobs_that_differ_in_their_seed_alone(sweep):
+    status, out, _ = sweep(lambda cfg: cfg.seed * cfg.size, "-m", "seed=0,5", "size=2,3")
+    assert status == 0
+    assert out.splitlines()[-5:-2] == [
+        "group   jobs  mean objective",
+        "size=2  2     5",
+        "size=3  2     7.5",
+    ]
+    status, out, _ = sweep(lambda cfg: cfg.size, "-m", "seed=1", "size=2,3")
+    assert "mean" not in out
 
 
 NOT_LOGGED = "logger._target_=yamame.tracking.NullTracker"

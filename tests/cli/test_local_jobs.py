@@ -102,7 +102,8 @@ def test_four_jobs_use_both_gpus_and_a_job_that_is_killed_leaves_the_others_alon
     assert len({pid for _, pid, _ in began.values()}) == 3
     assert process.returncode == 1
     assert "job 1 (exit status -9)" in stderr
-    became = [line.split()[1] for line in stdout.splitlines()[-5:-1]]
+    rows = stdout.partition("job  outcome")[2].splitlines()[1:5]
+    became = [line.split()[1] for line in rows]
     assert became == ["ran", "stopped", "ran", "ran"], stdout + stderr
 
 

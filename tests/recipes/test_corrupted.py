@@ -47,7 +47,7 @@ def resume_damaged(play, finished, work: Path, components, differing, draw) -> s
     what = damage(work / "runs/a", draw)
     status, _, errors = play("train", work, *finished.goes_on)
     # A run as short as this one is advised to go on.
-    told = [line for line in errors.splitlines() if "does_not_learn.md" not in line]
+    told = finished.without_advice(errors)
     if status:
         assert (status, len(told)) == (2, 1) or told[0].endswith(TOLD), (what, errors)
         assert told[-1].startswith("train: "), (what, errors)

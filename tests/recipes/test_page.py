@@ -40,7 +40,7 @@ BROKEN = f"""() => [...document.querySelectorAll("{TEXTS}")].filter(each => {{
 
 def read_by_a_shell(command: str) -> list[str]:
     """What a program is given that a shell starts by this line."""
-    printing = f"python() {{ printf '%s\\0' \"$@\"; }}; {command}"
+    printing = f"yamame() {{ printf '%s\\0' \"$@\"; }}; {command}"
     done = subprocess.run(["sh", "-c", printing], capture_output=True, text=True, check=True)
     return done.stdout.split("\0")[:-1]
 
@@ -61,7 +61,7 @@ def test_the_command_on_a_page_runs_as_it_is_printed(page, play, tmp_path):
         [f"encoder={name}", "seed=0,1"] for name in ("transformer", "gru")
     ]
     script, *arguments = read_by_a_shell(commands[1])
-    assert script == "recipes/train.py"
+    assert script == "train"
     assert play("train", tmp_path, *arguments)[0] == 0
     made = sorted(tmp_path.glob("runs/*/config.yaml"))
     assert [path.parent.name[-6:] for path in made] == ["seed=0", "seed=1"]

@@ -27,8 +27,8 @@ def test_runs_that_differ_only_in_their_seed_form_a_group_in_the_order_of_seeds(
 def test_groups_of_another_environment_form_another_section(make_run):
     sections, _ = make_sections([make_run(), make_run(env__size=11), make_run(lr=1)])
     assert [(section.title, section.details, len(section.groups)) for section in sections] == [
-        ("Maze", "size\N{NO-BREAK SPACE}9", 2),
-        ("Maze", "size\N{NO-BREAK SPACE}11", 1),
+        ("Maze", "size=9", 2),
+        ("Maze", "size=11", 1),
     ]
 
 
@@ -164,11 +164,8 @@ def test_the_command_of_a_group_names_all_its_seeds_and_nothing_of_a_single_run(
         "run.overwrite=true resume=true lr=1"
     )
     first, second = (make_run(seed, tags={"command": command}) for seed in (7, 8))
-    assert (
-        Group("A", "", (first, second)).command
-        == "python recipes/train.py -m 'env.name=a b' lr=1 seed=7,8"
-    )
-    assert Group("A", "", (first,)).command == "python recipes/train.py 'env.name=a b' lr=1 seed=7"
+    assert Group("A", "", (first, second)).command == "yamame train -m 'env.name=a b' lr=1 seed=7,8"
+    assert Group("A", "", (first,)).command == "yamame train 'env.name=a b' lr=1 seed=7"
     assert Group("A", "", (make_run(),)).command is None
     assert Group("A", "", (make_run(tags={"command": "it's"}),)).command is None
 
@@ -181,6 +178,7 @@ def test_the_command_that_repeats_a_group_is_one_that_recipes_take(make_run, mon
         def recipe(cfg):
             given.append((cfg.seed, cfg.env.size, cfg.expected.source))
 
+        # A recipe is the script of a checkout, or the command of the package.
         monkeypatch.setattr(sys, "argv", words[1:])
         main(recipe, config_name=Path(words[1]).stem)
         return given
@@ -261,7 +259,7 @@ def test_who_plays_the_environments_makes_no_other_run(make_run):
     ]
     (section,), _ = make_sections(runs)
     assert [run.seed for run in section.base.runs] == ["0", "4"]
-    assert section.details == "size\N{NO-BREAK SPACE}9"
+    assert section.details == "size=9"
 
 
 def test_runs_of_two_recipes_share_no_section_and_the_experiment_expects_nothing_of_the_other(
@@ -275,7 +273,7 @@ def test_runs_of_two_recipes_share_no_section_and_the_experiment_expects_nothing
     )
     sections, _ = make_sections([ppo, train])
     assert [(section.title, section.base.runs) for section in sections] == [
-        ("dark (Maze, ppo.py)", (ppo,)),
+        ("dark (Maze, yamame ppo)", (ppo,)),
         ("dark (Maze)", (train,)),
     ]
     assert [section.expected is None for section in sections] == [True, False]
@@ -289,4 +287,4 @@ def test_a_run_that_was_continued_with_another_budget_is_that_of_the_new_budget(
     extended = make_run(1, tags=long, budget__env_steps=256)
     (section,), _ = make_sections([first, extended])
     assert [group.settings["budget.env_steps"] for group in section.groups] == ["256", "1024"]
-    assert section.groups[1].command == "python recipes/train.py budget.env_steps=1024 seed=1"
+    assert section.groups[1].command == "yamame train budget.env_steps=1024 seed=1"

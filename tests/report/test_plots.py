@@ -23,8 +23,15 @@ def test_the_mean_is_taken_on_all_steps_that_every_run_knows(make_run):
     curve = learning_curve_of(Group("A", "", tuple(runs)), "success_mean", RESAMPLING)
     assert curve.x.tolist() == [20, 30]
     assert curve.y.tolist() == [0.5, 0.5]  # the first run is at 0.5 half-way between its points
-    assert [end.tolist() for end in curve.band] == [[0.5, 0.0], [0.5, 1.0]]
     assert [x.tolist() for x, _ in curve.runs] == [[10, 30], [20, 30, 90]]
+
+
+def test_a_band_needs_three_runs():
+    lines = [(np.array([10.0, 20.0]), np.array([0.5, value])) for value in (0.0, 1.0, 0.5)]
+    assert mean_curve(lines[:2], RESAMPLING, share=True).band is None
+    low, high = mean_curve(lines, RESAMPLING, share=True).band
+    assert (low[0], high[0]) == (0.5, 0.5)
+    assert 0.0 <= low[1] < 0.5 < high[1] <= 1.0
 
 
 def test_metrics_of_runs_are_one_frame(make_run):

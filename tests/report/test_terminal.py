@@ -115,3 +115,9 @@ def test_texts_are_quoted_and_keys_may_be_new_but_only_those_named():
 def test_impossible_pictures_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_title_is_not_wrapped_at_the_width_of_a_narrow_table(capsys):
+    title = "tmaze-encoder=gru-" + "n" * 50
+    print_columns(title, [{"a": 1, "b": 2}])
+    assert title in capsys.readouterr().out.splitlines()

@@ -61,11 +61,12 @@ def test_a_log_gets_one_plain_line_per_interval_with_the_speed_of_that_interval(
         show(bar, run, env_steps=5000 + 100 * second, updates=10 + second, loss=1.5)
     run.exits.close()
     lines = stream.getvalue().splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert all(re.match(r"\d\d:\d\d:\d\d  ", line) for line in lines)
-    assert lines[0].endswith("mine: 9 parameters, 16 environments, on cpu, in runs/mine")
-    assert "5,000 steps" in lines[1]  # something moves at once
-    assert "- steps/s  - updates/s" in lines[1]  # and nothing is known of its speed
+    assert lines[0].endswith("  runs/mine")
+    assert lines[1].endswith("  9 parameters, 16 environments, on cpu")
+    assert "5,000 steps" in lines[2]  # something moves at once
+    assert "- steps/s  - updates/s" in lines[2]  # and nothing is known of its speed
     parts = (
         "20%",
         "6,000 steps",
@@ -76,7 +77,7 @@ def test_a_log_gets_one_plain_line_per_interval_with_the_speed_of_that_interval(
         "1.0 updates/s",
     )
     for part in (*parts, "1:20 left"):
-        assert part in lines[2]
+        assert part in lines[3]
     assert not has_control_characters(stream.getvalue())
 
 
@@ -125,6 +126,30 @@ def test_an_evaluation_whose_returns_are_all_equal_has_no_interval():
         assert ("[" in stream.getvalue()) == has_interval
 
 
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        ({"minutes": 5}, "0:05:00 left"),
+        ({"minutes": 5, "updates": 100}, "? left"),  # updates may end it earlier
+        ({"minutes": 5, "env_steps": 100}, "? left"),
+    ],
+)
+def test_the_first_line_names_a_time_only_if_no_other_limit_can_be_nearer(limits, left):
+    stream, run = io.StringIO(), make_run(4)
+    run.budget = Budget(**limits, clock=Clock())
+    show(ProgressBar(stream=stream, clock=Clock()), run, env_steps=1, updates=0)
+    assert left in stream.getvalue()
+
+
+def test_the_path_of_a_run_has_a_line_of_its_own_in_which_it_is_not_wrapped():
+    stream, run = Terminal(), make_run(4)
+    run.path = Path("runs", "n" * 70)
+    bar = ProgressBar(stream=stream)
+    bar.on_begin(run)
+    run.exits.close()
+    assert str(run.path) in stream.getvalue().splitlines()
+
+
 def test_the_share_that_the_learner_waits_is_of_the_interval_and_of_collectors_beside_it():
     clock, stream, run = Clock(), io.StringIO(), make_run(100)
     bar = ProgressBar(interval_s=10, stream=stream, clock=clock)
@@ -171,4 +196,5 @@ def test_a_terminal_gets_a_bar_until_the_run_is_over():
     run.exits.close()
     assert "7 steps" in stream.getvalue()
     assert "\x1b[" in stream.getvalue()
-    assert stream.getvalue().endswith("\x1b[?25h")  # the cursor is back
+    assert "\x1b[?25h" in stream.getvalue()  # the cursor is back
+    assert stream.getvalue().endswith("\x1b[2K")  # and the bar is gone

@@ -9,6 +9,7 @@ import pytest
 from yamame.cli.app import main
 from yamame.tracking import mlflow_store as store
 from yamame.tracking import sweep
+from yamame.tracking.history import RunReader
 from yamame.tracking.tracker import PARENT_VARIABLE, MLflowTracker
 
 TRAIN = """
@@ -43,7 +44,9 @@ def run_sweep(tmp_path, monkeypatch, tracking_uri, request):
         tracker = MLflowTracker(
             tracking_uri=cfg.logger.tracking_uri, experiment=cfg.logger.experiment
         )
-        with tracker.start(tmp_path / str(cfg.seed), name=f"seed {cfg.seed}", params={}):
+        with tracker.start(tmp_path / str(cfg.seed), name=f"seed {cfg.seed}", params={"seed": 1}):
+            for step, share in enumerate((0.0, 0.1)):
+                tracker.log({"eval/success_mean": share * cfg.seed, "cost/cpu_s": 8.0}, step=step)
             if cfg.seed == 13:
                 raise ZeroDivisionError("an unlucky seed")
         return float("nan") if cfg.seed == 0 else cfg.seed / 10
@@ -76,6 +79,33 @@ def test_jobs_are_children_of_one_parent_that_records_their_objectives(run_sweep
     assert "| all | 0.2 | 0.3 | 2 |" in parent.data.tags["mlflow.note.content"]
     assert PARENT_VARIABLE not in os.environ
     assert sweep._open_sweeps == []
+
+
+def test_the_row_of_a_sweep_has_means_of_the_last_scores_of_jobs_that_ended(
+    run_sweep, tmp_path, tracking_uri, request
+):
+    run, stored = run_sweep
+    with suppress(SystemExit):
+        run("-m", "seed=1,13,3")
+    _, (parent,), children = stored()
+    metrics = {name: parent.data.metrics.get(name) for name in ("eval/success_mean", "cost/cpu_s")}
+    assert metrics == {"eval/success_mean": pytest.approx(0.2), "cost/cpu_s": 8.0}
+    assert parent.data.metrics["best/eval/success_mean"] == pytest.approx(0.3)
+    assert "best/cost/cpu_s" not in parent.data.metrics
+    # It has scores, but is no run of which a report has a row.
+    runs = RunReader.open(tracking_uri, request.node.name).read()
+    assert {run.run_id for run in runs} == {child.info.run_id for child in children}
+
+
+def test_a_job_that_was_made_anew_counts_once(run_sweep, tmp_path):
+    run, stored = run_sweep
+    run("-m", "seed=1,3")
+    for seed in ("1", "3"):
+        shutil.rmtree(tmp_path / seed)
+    run("-m", "seed=1,3")
+    _, (parent,), children = stored()
+    assert len(children) == 4
+    assert parent.data.metrics["eval/success_mean"] == pytest.approx(0.2)
 
 
 def test_jobs_in_other_processes_record_theirs_and_what_became_of_them(

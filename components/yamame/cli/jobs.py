@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from hydra.core.hydra_config import HydraConfig
@@ -39,9 +40,12 @@ from yamame.system.installed import recipe_command
 from yamame.system.messages import first_line, one_line, print_stderr, print_stdout, printable
 from yamame.system.signals import Terminated
 from yamame.system.user_code import formatted
+from yamame.tracking.sweep import groups_of
 from yamame.tracking.tracker import EXPERIMENT, TRACKING_URI
 
 Outcome = Literal["ran", "resumed", "done", "failed", "stopped"]
+_PLANNED = "planned"
+"""File with the overrides of all planned jobs, beside those of the jobs."""
 _PRINTS_ONE_LINE: ContextVar[bool] = ContextVar("prints_one_line", default=False)
 
 
@@ -70,6 +74,11 @@ def command() -> str:
     """Return the command line of the present run; in a sweep, of the present job."""
     start = ["python", f"recipes/{HydraConfig.get().job.name}.py"]
     return shlex.join([*start, *_places(), *overrides()])
+
+
+def printed_command() -> str:
+    """Return `command` as it is typed where the package is installed."""
+    return shlex.join(["yamame", HydraConfig.get().job.name, *_places(), *overrides()])
 
 
 def _places() -> list[str]:
@@ -234,16 +243,42 @@ def _job_file() -> Path:
 
 def mark_resumed() -> None:
     """Note in the file of a job that it has resumed an earlier run."""
+    _note(resumed=True)
+
+
+def note_objective(metric: str) -> None:
+    """Note in the file of a job of which metric its objective is: ``success`` or ``return``."""
+    _note(metric=metric)
+
+
+def _note(**entries: Any) -> None:
     if SWEEP_VARIABLE in os.environ and is_job():
         file = _job_file()
         if file.exists():
-            write_json(file, {**json.loads(file.read_text()), "resumed": True})
+            write_json(file, {**json.loads(file.read_text()), **entries})
+
+
+def _describe_job(planned: Path) -> str:
+    """Return the number of the present job, and the overrides that not all jobs have.
+
+    Args:
+        planned: File with the overrides of the planned jobs; empty if they are not known.
+    """
+    number = HydraConfig.get().job.num
+    jobs = json.loads(planned.read_text()) if planned.exists() else []
+    own = overrides()
+    if _are_planned({number: own}, jobs):
+        common = set.intersection(*map(set, jobs))
+        own = [text for text in jobs[number] if text not in common]
+    count = f" ({number + 1} of {len(jobs)})" if jobs else ""
+    return f"job {number}{count}: {shlex.join(own)}"
 
 
 @contextmanager
 def recorded_job(result: JobResult, command: str, cfg: DictConfig) -> Iterator[None]:
-    """Record the outcome of the job that runs within the block. Errors are printed and do not leave
-    the block, so that the other jobs run.
+    """Print the number of a job, and record the outcome of what it runs within the block.
+
+    Errors are printed and do not leave the block, so that the other jobs run.
 
     Args:
         result: Result, which the block sets.
@@ -259,6 +294,7 @@ def recorded_job(result: JobResult, command: str, cfg: DictConfig) -> Iterator[N
         "objective": None,
     }
     write_json(file, record)
+    print_stdout(_describe_job(file.parent / _PLANNED))
     try:
         yield
         record["outcome"] = result.outcome
@@ -281,9 +317,10 @@ def recorded_job(result: JobResult, command: str, cfg: DictConfig) -> Iterator[N
             print_stderr(formatted(error).rstrip())
     # A launcher that has lost another job removes the folder before this one has ended.
     if file.parent.is_dir():
-        if record["outcome"] == "ran" and json.loads(file.read_text()).get("resumed"):
+        noted = json.loads(file.read_text())
+        if record["outcome"] == "ran" and noted.get("resumed"):
             record["outcome"] = "resumed"
-        write_json(file, record)
+        write_json(file, {**record, "metric": noted.get("metric")})
 
 
 def explain_lost(error: Exception) -> str | None:
@@ -327,6 +364,7 @@ def table_of_jobs(
         folder = Path(name)
         # An absolute path: jobs may run in other working directories.
         os.environ[SWEEP_VARIABLE] = str(folder.resolve())
+        write_json(folder / _PLANNED, list(planned))
         jobs: dict[int, dict[str, Any]] = {}
         try:
             yield jobs
@@ -343,15 +381,20 @@ def table_of_jobs(
 def _print_table(
     jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[str]], reports: Sequence[str]
 ) -> None:
-    """Print a line per job: its number, outcome, objective or error, and the overrides that not all
-    jobs have.
+    """Print a line per job, the means of groups, and the commands that may follow.
+
+    The line of a job has its number, outcome, the overrides that not all jobs have, and its
+    objective or error.
     """
-    rows = _rows(jobs, planned)
-    # The last column is not padded.
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        cells = [row[column].ljust(widths[column]) for column in range(3)]
-        print_stdout("  ".join([*cells, row[3]]).rstrip())
+    metrics = {job.get("metric") for job in jobs.values()} - {None}
+    objective = metrics.pop() if len(metrics) == 1 else "objective"
+    rows = _rows(jobs, planned, objective)
+    _print_rows(rows)
+    means = _means(jobs, objective)
+    if means:
+        print_stdout("")
+        _print_rows(means)
+        print_stdout("")
 
     outcomes = {row[1] for row in rows}
     if outcomes & {"not begun", "stopped"}:
@@ -361,13 +404,41 @@ def _print_table(
             print_stdout(f"next: {command}")
 
 
+def _print_rows(rows: Sequence[Sequence[str]]) -> None:
+    """Print a table in columns, whose last one is not padded."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[-1] = 0
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print_stdout("  ".join(cells).rstrip())
+
+
+def _means(jobs: Mapping[int, Mapping[str, Any]], objective: str) -> list[tuple[str, ...]]:
+    """Return the mean objective of each group of jobs that differ in their seed alone.
+
+    Returns:
+        Rows of a table with its head; none if no group has several jobs with an objective.
+    """
+    groups = groups_of(jobs)
+    if max(map(len, groups.values())) < 2:
+        return []
+    rows = [("group", "jobs", f"mean {objective}")]
+    for name, values in groups.items():
+        mean = f"{fmean(values):.4g}" if values else "-"
+        rows.append((name, str(len(values)), mean))
+    return rows
+
+
 def _rows(
-    jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[str]]
-) -> list[tuple[str, str, str, str]]:
+    jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[str]], objective: str
+) -> list[tuple[str, ...]]:
+    """Return a row per job, planned or begun, after the head of the table."""
     begun = {number: job["overrides"] for number, job in jobs.items()}
     given = dict(enumerate(planned)) if _are_planned(begun, planned) else begun
     common = set.intersection(*map(set, given.values()))
-    rows = [("job", "became", "overrides", "objective or error")]
+    has_failed = any(job["outcome"] == "failed" for job in jobs.values())
+    result = f"{objective} or error" if has_failed else objective
+    rows = [("job", "outcome", "overrides", result)]
     for number, texts in given.items():
         job = jobs.get(number, {"outcome": "not begun", "result": ""})
         own = shlex.join(text for text in texts if text not in common)

@@ -328,7 +328,7 @@ class AmagoSettings(Section):
     """Timesteps that a Transformer remembers, as AMAGO's Experiment was given; null: as in
     config.txt, or for a GRU."""
     gin: Node
-    """Arguments of AMAGO's classes that are not in config.txt, as amago.gin.Agent.gamma=0.99."""
+    """Arguments of AMAGO's classes that are not in config.txt, as amago.gin.Actor.n_layer=2."""
 
 
 class PlayedConfig(Config):

@@ -13,12 +13,10 @@ def interval_lines(ours: JointEstimate) -> list[str]:
     if ours.student is not None:
         lines.append(f"Student's interval over {num_seeds} seeds: {format_ends(ours.student)}")
     elif num_seeds == 1:
-        lines.append("no interval over seeds: one seed says nothing about other seeds")
+        lines.append("no interval over seeds, because there is only one")
     else:
         # Equal means show no spread, which is no evidence that other seeds have none.
-        lines.append(
-            "no interval over seeds: seeds that do not differ say nothing about other seeds"
-        )
+        lines.append("no interval over seeds, because their results do not differ")
         lines.append(f"interval over tasks, of these agents alone: {format_ends(ours.tasks)}")
     if ours.bootstrap is not None:
         ends = format_ends(ours.bootstrap)

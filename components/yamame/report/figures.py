@@ -158,8 +158,9 @@ def _draw_line(axes: Any, line: Line) -> None:
         name = name[: _WIDEST_LABEL - 1] + "…"
     if len(curve.runs) > 1:
         for x, y in curve.runs:
-            marker = "." if len(x) == 1 else ""  # a line through one point is invisible
-            axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.45, marker=marker)
+            # Points of a few runs stand for an interval, and a line through one is invisible.
+            marker = "." if curve.band is None or len(x) == 1 else ""
+            axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.45, marker=marker, markersize=4)
     if curve.band is not None:
         axes.fill_between(curve.x, *curve.band, color=colour, alpha=0.16, linewidth=0)
     axes.plot(

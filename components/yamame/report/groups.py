@@ -18,7 +18,6 @@ from yamame.system.messages import one_line
 from yamame.tracking.history import RunHistory, is_named
 
 # A space at which a browser breaks no line.
-_SPACE = "\u00a0"
 
 
 class LeftOut(NamedTuple):
@@ -112,7 +111,7 @@ class Group:
         target = environment(self.runs[0]).get("env._target_", "environment")
         name = target.rpartition(".")[2]
         if self.recipe != "train":
-            name = f"{name}, {self.recipe}.py"
+            name = f"{name}, yamame {self.recipe}"
         return name if self.experiment is None else f"{self.experiment} ({name})"
 
     @property
@@ -177,7 +176,7 @@ class Section:
             is_class = key.endswith(("_target_", "_partial_"))
             # A setting without a value describes nothing.
             if not is_class and value not in ("None", "{}"):
-                texts.append(f"{key.removeprefix('env.')}{_SPACE}{value}")
+                texts.append(f"{key.removeprefix('env.')}={value}")
         return ", ".join(texts)
 
     @property

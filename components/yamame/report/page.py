@@ -16,8 +16,9 @@ from yamame.report.content import UNKNOWN, Content
 from yamame.report.estimates import less_is_better
 from yamame.report.figures import COLOURS, SIGNS, draw_svg
 from yamame.report.groups import Group
-from yamame.report.plots import describe
+from yamame.report.plots import FEWEST_SEEDS, Plot, describe
 from yamame.report.videos import first_frame
+from yamame.system.installed import documentation_page
 
 LARGEST_VIDEO = 3_000_000
 """Largest video in bytes that is inside the page. A larger one lies beside it."""
@@ -47,6 +48,7 @@ def render(content: Content, directory: Path, served_by: str | None) -> str:
         "data_uri": data_uri,
         "describe": describe,
         "first_frame": first_frame,
+        "training_name": training_name,
         "draw_svg": draw_svg,
     }
     environment.tests["less_is_better"] = less_is_better
@@ -71,9 +73,16 @@ def render(content: Content, directory: Path, served_by: str | None) -> str:
         outcomes=_OUTCOMES,
         confidence=f"{content.resampling.confidence:.0%}",
         few=FEW,
+        fewest_seeds=FEWEST_SEEDS,
+        metrics_page=documentation_page("metrics"),
         video_name=video_name,
     )
     return page.strip() + "\n"
+
+
+def training_name(plot: Plot) -> str:
+    """Return the title of a picture of training, without its discount factor."""
+    return plot.title.partition(", gamma ")[0]
 
 
 def video_name(section: int, group: Group) -> str:

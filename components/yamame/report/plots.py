@@ -14,24 +14,29 @@ from yamame.evaluation.intervals import Array, Method, Resampling
 from yamame.report.estimates import interval_unit, is_share
 from yamame.report.groups import Group, Section
 from yamame.tracking.history import Axis
+from yamame.tracking.metrics import label_of
 
+FEWEST_SEEDS = 3
+"""Runs from which on an interval is shown: that of two is wider than what is possible."""
 _MOST_POINTS = 200
 _MOST_TRAINING_POINTS = 60
 _LONGEST_NAME = 80
 _TRIAL = re.compile(r"eval/return_mean_trial_(\d+)")
 _FAMILY = re.compile(r"train/(.+?)_(?:gamma_)?(\d+(?:\.\d+)?)")
-TRAINING = {
-    "loss": "loss",
-    "td_error": "absolute TD error",
-    "q_value": "value of the taken action",
-    "target_value": "target value",
-    "entropy": "entropy, nats",
-    "filter_weight": "mean weight of cloning",
-    "return_std": "spread of the targets",
-    "clipped_targets": "share of targets outside of the bins",
-}
-"""Metrics of training that are drawn if logged, with their meaning. Without a discount factor in
-the name a metric is that of the acting one.
+TRAINING = (
+    "loss",
+    "td_error",
+    "q_value",
+    "target_value",
+    "entropy",
+    "filter_weight",
+    "return_std",
+    "clipped_targets",
+    "kl_approx",
+    "clip_fraction",
+)
+"""Metrics of training that are drawn if logged; `yamame.tracking.metrics` has their labels. Without
+a discount factor in the name a metric is that of the acting one.
 """
 _AXES: dict[Axis, str] = {
     "env_steps": "environment steps",
@@ -155,14 +160,14 @@ def training_plots(section: Section, prefix: str, resampling: Resampling) -> lis
         return group_lines(section, curves)
 
     plots = []
-    for metric, meaning in TRAINING.items():
+    for metric in TRAINING:
         title = metric.replace("_", " ")
-        lines = lines_of(f"train/{metric}")
-        plots.append(Plot(f"{prefix}-train-{metric}", title, label, meaning, lines))
+        name = f"train/{metric}"
+        plots.append(Plot(f"{prefix}-train-{metric}", title, label, label_of(name), lines_of(name)))
 
     for family, members in families(section.groups).items():
         title = family.replace("_", " ")
-        meaning = TRAINING.get(family, title)
+        meaning = label_of(f"train/{family}")
         for gamma, metric in members.items():
             plot = Plot(
                 name=f"{prefix}-train-{_file_name(family)}-gamma-{gamma}",
@@ -204,13 +209,12 @@ def _file_name(metric: str) -> str:
 
 
 def describe(metric: str) -> str:
-    """Return a metric of an evaluation in words, with its unit.
+    """Return a metric of an evaluation in words, with its unit if it is known.
 
-    >>> describe("success_mean"), describe("return_mean"), describe("length_mean")
-    ('success, share of tasks', 'return, sum of rewards', 'length mean')
+    >>> describe("success_mean"), describe("return_mean"), describe("energy_used")
+    ('success, share of episodes', 'return, sum of rewards', 'energy used')
     """
-    known = {"success_mean": "success, share of tasks", "return_mean": "return, sum of rewards"}
-    return known.get(metric, metric.replace("_", " "))
+    return label_of(f"eval/{metric}")
 
 
 def mean_curve(
@@ -232,7 +236,7 @@ def mean_curve(
 
     Returns:
         None if there is no line or a line has no points. A curve without points if no position lies
-        on all lines.
+        on all lines. Two lines have no interval.
     """
     positions = [x for x, _ in lines]
     if not lines or min(map(len, positions)) == 0:
@@ -254,6 +258,8 @@ def mean_curve(
     method = resampling.method(len(lines))
     if method is None:
         return Curve(grid, mean, alone, runs, None if alone is None else alone_method)
+    if len(lines) < FEWEST_SEEDS:
+        return Curve(grid, mean, runs=runs)
     low, high = resampling.interval([table], np.mean)
     if share:
         # Student's interval does not know that a share lies between 0 and 1.

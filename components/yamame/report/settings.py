@@ -14,6 +14,7 @@ from yamame.system.installed import conf_dir
 from yamame.tracking.history import COMMAND_TAG, RunHistory
 
 _ABSENT = "(absent)"
+_CONSOLE = "yamame"
 _TARGET = "._target_"
 # All runs have the same hundred keys, and a report asks a thousand times for each of them.
 _is_a_setting = lru_cache(maxsize=10_000)(is_a_setting)
@@ -163,23 +164,32 @@ class Command:
     @property
     def recipe(self) -> str | None:
         """Name of the recipe, such as ``train``."""
-        for word in self.words:
-            path = PurePath(word)
-            if path.suffix == ".py":
-                return path.stem
+        script = self._script
+        if script is not None:
+            return PurePath(self.words[script]).stem
+        is_console = self.words[:1] == (_CONSOLE,) and len(self.words) > 1
+        return self.words[1] if is_console else None
+
+    @property
+    def _script(self) -> int | None:
+        """Position of the script of the recipe; None without one."""
+        for position, word in enumerate(self.words):
+            if PurePath(word).suffix == ".py":
+                return position
         return None
 
     def with_seeds(self, seeds: Sequence[str]) -> str:
-        """Return a command line that repeats it once per seed."""
+        """Return a command line that repeats it once per seed, as of an installed package."""
+        start = [_CONSOLE, self.recipe] if self.recipe is not None else []
+        script = self._script
+        given = self.words[len(start) if script is None else script + 1 :]
         words = []
-        for word in self.words:
+        for word in given:
             is_multirun = word in ("-m", "--multirun")
             names_one_run = "=" in word and is_of_one_run(key_of(word))
             if not is_multirun and not names_one_run:
                 words.append(word)
         if len(seeds) > 1:
             # Hydra takes options only in front of all overrides.
-            is_script = [word.endswith(".py") for word in words]
-            script = is_script.index(True) if any(is_script) else 0
-            words.insert(script + 1, "-m")
-        return shlex.join([*words, f"seed={','.join(seeds)}"])
+            words.insert(0, "-m")
+        return shlex.join([*start, *words, f"seed={','.join(seeds)}"])

@@ -31,19 +31,20 @@ def print_columns(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     console = Console(
         force_terminal=terminal, width=None if terminal else _PLAIN_WIDTH, highlight=False
     )
-    # As `Text`, in which rich finds no markup: names and values may be a stranger's.
-    heading = Text(printable(title))
-    table = Table(title=heading, title_justify="left", box=box.ROUNDED if terminal else box.ASCII)
+    table = Table(box=box.ROUNDED if terminal else box.ASCII)
     names: dict[str, None] = {}  # keeps the order of first appearance
     for row in rows:
         names.update(dict.fromkeys(row))
     for index, name in enumerate(names):
         justify: Literal["left", "right"] = "right" if index else "left"
+        # As `Text`, in which rich finds no markup: names and values may be a stranger's.
         table.add_column(Text(printable(name)), justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*map(_text, map(row.get, names)))
     # Rich ends the process where the output has no reader.
     with console.capture() as captured:
+        # Not the table's own title, which would be wrapped at its width.
+        console.print(Text(printable(title), style="italic"), soft_wrap=True)
         console.print(table)
     # The names and values are escaped already, and the colours of a terminal are not to be.
     print_stdout(captured.get().rstrip("\n"), escape=False)

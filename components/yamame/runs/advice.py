@@ -1,4 +1,4 @@
-"""Advice at the end of a run whose agent has hardly learned: one line, with the settings to change.
+"""Advice at the end of a run whose agent has hardly learned: findings, and settings to change.
 
 A run without updates, one that ended before exploration had annealed, and one whose score is not
 above that of random actions look like any other in their tables.
@@ -15,8 +15,9 @@ from yamame.runs.alerts import steps_of_evaluation
 from yamame.runs.held_out import play_held_out
 from yamame.runs.results import ended_by
 from yamame.runs.state import RunState
+from yamame.system.installed import documentation_page
 
-PAGE = "docs/howto/does_not_learn.md"
+PAGE = documentation_page("howto/does_not_learn")
 _MOST_SECONDS = 3.0
 """Time of an evaluation that is always repeated with random actions."""
 _MOST_SHARE = 0.03
@@ -33,20 +34,32 @@ def advice(run: RunState, result: EvaluationResult, seconds: float) -> str | Non
     """
     if is_part() or not run.advises:
         return None
+    findings = _findings(run, result, seconds)
+    if not findings:
+        return None
+    lines = [f"{run.name} has hardly learned:"]
+    for finding in findings:
+        lines.append(f"  - {finding}")
+    lines.append(f"  causes and cures: {PAGE}")
+    return "\n".join(lines)
+
+
+def _findings(run: RunState, result: EvaluationResult, seconds: float) -> list[str]:
+    """Return what indicates that a run has hardly learned, each with the settings to change."""
     if run.progress.updates == 0:
         reason = no_updates(run)
-        return None if reason is None else f"{run.name}: 0 updates were made: {reason}; see {PAGE}"
+        return [] if reason is None else [f"0 updates were made: {reason}"]
 
-    clauses = []
+    findings = []
     random = play_randomly(run, seconds)
     if random is not None:
         comparison = not_above(result, random)
         if comparison is not None:
-            clauses.append(f"{comparison} after {run.progress.updates:,} updates")
+            findings.append(f"{comparison}, after {run.progress.updates:,} updates")
     unannealed = not_annealed(run)
     if unannealed is not None:
-        clauses.append(unannealed)
-    return f"{run.name}: {'; '.join(clauses)}; see {PAGE}" if clauses else None
+        findings.append(unannealed)
+    return findings
 
 
 def no_updates(run: RunState) -> str | None:
@@ -93,8 +106,8 @@ def not_annealed(run: RunState) -> str | None:
     if anneal_steps is None or not explores or run.progress.stopped or steps >= anneal_steps:
         return None
     return (
-        f"it ended after {steps:,} steps, before exploration had annealed "
-        f"(exploration.anneal_steps={anneal_steps}: set it to null, to follow the budget)"
+        f"it ended after {steps:,} steps, before exploration had annealed at "
+        f"exploration.anneal_steps={anneal_steps}: set it to null, to follow the budget"
     )
 
 
@@ -136,8 +149,8 @@ def not_above(agent: EvaluationResult, random: EvaluationResult) -> str | None:
         if low > high:
             return None
     name = names[0]
-    scores = f"{_estimate(of_agent, name)} is not clearly above {_estimate(of_random, name)}"
-    return f"{scores} of random actions,"
+    agent_score = _estimate(of_agent, name)
+    return f"{agent_score} is not clearly above random actions, {_estimate(of_random, name)}"
 
 
 def _estimate(summary: dict[str, float], name: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from yamame.checks import PositiveInt, check_bounds, require_choice
-from yamame.cli.jobs import command
+from yamame.cli.jobs import command, printed_command
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.files.config import flatten
@@ -112,7 +112,7 @@ class Tracking(Callback):
             "command": command(),
             "axis": run.progress.unit,
             "evaluated_on": run.novelty,
-            "mlflow.note.content": f"    {command()}\n\nin `{folder}`",
+            "mlflow.note.content": f"    {printed_command()}\n\nin `{folder}`",
             FOLDER_TAG: folder,
         }
         # Tags, because the budget of a resumed run may change, and MLflow's parameters cannot.

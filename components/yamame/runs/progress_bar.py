@@ -67,11 +67,11 @@ class _Console(Console):
 class ProgressBar(Callback):
     """Shows the progress of a run.
 
-    In a terminal it draws a bar. Elsewhere it prints a plain line per interval, with the time of
-    day and without control characters. Speeds are those of the last interval, so that a resumed run
-    does not count the steps of earlier sessions. The bar is that of the limit of the budget that
-    will be reached first. With an asynchronous collector, the share of the last interval that the
-    learner has waited for it is shown as well.
+    In a terminal it draws a bar, which is removed at the end of the run. Elsewhere it prints a
+    plain line per interval, with the time of day and without control characters. Speeds are those
+    of the last interval, so that a resumed run does not count the steps of earlier sessions. The
+    bar is that of the limit of the budget that will be reached first. With an asynchronous
+    collector, the share of the last interval that the learner has waited for it is shown as well.
 
     Args:
         interval_s: Seconds between two plain lines, and between two measurements of the speeds.
@@ -93,10 +93,12 @@ class ProgressBar(Callback):
         self._last: _Reading | None = None
         self._speeds = _Speeds()
         self._bar: Progress | None = None
+        self._progress = ""  # last text of the bar, apart from evaluations
 
     def on_begin(self, run: RunState) -> None:
         """Print a description of the run, and draw the bar in a terminal."""
-        self._line(describe_run(run))
+        for line in describe_run(run):
+            self._line(line)
         if self._console.file.isatty():
             columns = (
                 SpinnerColumn(),
@@ -104,7 +106,10 @@ class ProgressBar(Callback):
                 # Names may have brackets, which rich would read as markup.
                 TextColumn("{task.description}", markup=False),
             )
-            self._bar = Progress(*columns, console=self._console, refresh_per_second=4)
+            # Removed at the end: it would stay with what was done last.
+            self._bar = Progress(
+                *columns, console=self._console, refresh_per_second=4, transient=True
+            )
             self._bar.add_task("", total=1.0)
             run.exits.enter_context(self._bar)
 
@@ -132,6 +137,8 @@ class ProgressBar(Callback):
             about = f"{about}; interval over tasks"
         at = f"{run.progress.step:,} {unit}"
         self._line(f"evaluation after {at}: {name} {value} ({about}; {run.novelty})")
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], description=self._progress)
 
     def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
         """Show progress, recent episodes and speeds; a dash stands for an unknown number."""
@@ -143,12 +150,15 @@ class ProgressBar(Callback):
 
         env_steps, updates = run.progress.env_steps, run.progress.updates
         fraction = run.budget.fraction(env_steps=env_steps, updates=updates)
-        left = run.budget.remaining_s(
-            env_steps=env_steps,
-            updates=updates,
-            env_steps_per_s=self._speeds.env_steps or 0.0,
-            updates_per_s=self._speeds.updates or 0.0,
-        )
+        left = None
+        # Without a speed, a limit of steps or updates may be nearer than that of the time.
+        if self._speeds.env_steps is not None or run.budget.has_only_time:
+            left = run.budget.remaining_s(
+                env_steps=env_steps,
+                updates=updates,
+                env_steps_per_s=self._speeds.env_steps or 0.0,
+                updates_per_s=self._speeds.updates or 0.0,
+            )
         parts = [
             f"{fraction:4.0%}",
             f"{env_steps:,} steps",
@@ -166,6 +176,7 @@ class ProgressBar(Callback):
         if self._bar is None:
             self._line(text)
         else:
+            self._progress = text
             self._bar.update(self._bar.task_ids[0], completed=fraction, description=text)
 
     def _measure(self, run: RunState, waited_s: float) -> bool:
@@ -191,17 +202,20 @@ class ProgressBar(Callback):
             self._console.out(printable(text), highlight=False)
 
 
-def describe_run(run: RunState) -> str:
-    """Describe the size and the place of a run that begins."""
-    parts = [f"{run.name}:"]
+def describe_run(run: RunState) -> list[str]:
+    """Describe the place and the size of a run that begins, in two lines.
+
+    The place, which ends in the name of the run, has its own line, so that it is not wrapped.
+    """
+    parts = []
     agent = run.components.get("agent")
     if isinstance(agent, nn.Module):
-        parts.append(f"{sum(weight.numel() for weight in agent.parameters()):,} parameters,")
+        parts.append(f"{sum(weight.numel() for weight in agent.parameters()):,} parameters")
     num_envs = run.config["schedule"].get("num_envs")
     if num_envs:
-        parts.append(f"{num_envs} environments,")
-    parts.append(f"on {run.config['device']}, in {run.path}")
-    return " ".join(parts)
+        parts.append(f"{num_envs} environments")
+    parts.append(f"on {run.config['device']}")
+    return [str(run.path), ", ".join(parts)]
 
 
 def _recent(run: RunState) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from yamame import distributed
 from yamame.checks import UsageError
-from yamame.cli.jobs import AlreadyDone
+from yamame.cli.jobs import AlreadyDone, note_objective
 from yamame.files.atomic import read_json
 from yamame.files.checkpoint import LoadedCheckpoint
 from yamame.files.identity import compare_config, differing, leaves_what_was_done
@@ -87,6 +87,7 @@ def _raise_if_done(run: RunState, summary: Mapping[str, Any], saved: Mapping[str
     # A summary of other counts belongs to a checkpoint that was lost since.
     if run.is_spent(**counted) and counted.items() <= summary.items():
         run.objective = loaded.metric or 0.0
+        note_objective(run.progress.outcome_name)
         raise AlreadyDone(run)
 
 

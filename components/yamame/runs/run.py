@@ -14,7 +14,7 @@ from torchrl.envs import EnvBase
 from yamame import distributed
 from yamame.agent import InContextPolicy
 from yamame.checks import UsageError, at_key
-from yamame.cli.jobs import is_part, mark_resumed, resume_mode
+from yamame.cli.jobs import is_part, mark_resumed, note_objective, resume_mode
 from yamame.cli.names import run_name
 from yamame.cli.nodes import instantiate, plain, select
 from yamame.cli.sections import AnyConfig
@@ -414,6 +414,7 @@ class Run(RunState):
         self.save(result)
         # From here on the run is finished, whatever happens to its pictures.
         self.objective = score(result)
+        note_objective("return" if result.success is None else "success")
         self._advice = advice(self, result, self._evaluation_s)
         distributed.on_rank0(lambda: results.log_artifacts(self))
         return self.objective

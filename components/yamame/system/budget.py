@@ -76,6 +76,11 @@ class Budget:
         return self.minutes is not None or self.cpu_s is not None
 
     @property
+    def has_only_time(self) -> bool:
+        """True if neither steps nor updates are limited."""
+        return not {"env_steps", "updates"} & self._limits.keys()
+
+    @property
     def elapsed_s(self) -> float:
         """Wall-clock seconds of this run, former sessions included."""
         return self._earlier_s + self._clock() - self._start

@@ -6,6 +6,21 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+DOCUMENTATION = "https://yamame-rl.github.io/yamame"
+"""Address of the documentation, as in pyproject.toml."""
+
+
+def documentation_page(name: str) -> str:
+    """Return the address of a page.
+
+    Args:
+        name: Path of the page below ``docs``, without its suffix.
+
+    >>> documentation_page("howto/resume")
+    'https://yamame-rl.github.io/yamame/howto/resume.html'
+    """
+    return f"{DOCUMENTATION}/{name}.html"
+
 
 def version_of(package: str) -> str:
     """Return the version of a package; "none" if it is unknown.

@@ -8,21 +8,16 @@ _LOCAL = "http://127.0.0.1:5000"
 _VIEW = "yamame"
 # By default MLflow opens an experiment as one of generative AI, with the runs hidden.
 _MACHINE_LEARNING = "workflowType=machine_learning"
-_COLUMNS = (
-    "eval/success_mean",
-    "eval/return_mean",
-    "cost/env_steps",
-    "cost/cpu_s",
-    "objective_best",
-    "objective_mean",
-)
+SCORE_COLUMNS = ("eval/success_mean", "eval/return_mean")
+COST_COLUMNS = ("cost/env_steps", "cost/cpu_s")
+_COLUMNS = (*SCORE_COLUMNS, *COST_COLUMNS, "objective_best", "objective_mean")
 
 EXPERIMENT_TAGS = {
     "mlflow.experimentKind": "custom_model_development",
     "mlflow.note.content": (
-        "Runs of Yamame. A sweep is a parent run: its metrics are the best and the mean objective "
-        "of its groups, its jobs are nested inside. `eval/` has results on held-out tasks, "
-        "`train/` means of updates, `cost/` what was spent."
+        "Runs of Yamame. A sweep is a parent run: its metrics are means over its jobs, `best/` has "
+        "the best job of each, and its jobs are nested inside. `eval/` has results on held-out "
+        "tasks, `train/` means over updates, `cost/` time and steps."
     ),
     f"mlflow.sharedViewState.{_VIEW}": json.dumps(
         {

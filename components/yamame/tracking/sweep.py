@@ -25,7 +25,12 @@ from yamame.files.identity import key_of
 from yamame.system.messages import one_line, print_stderr
 from yamame.tracking.mlflow_store import MLflowRun, absolute_uri
 from yamame.tracking.names import clean_key
-from yamame.tracking.pages import experiment_address, ui_command
+from yamame.tracking.pages import (
+    COST_COLUMNS,
+    SCORE_COLUMNS,
+    experiment_address,
+    ui_command,
+)
 from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import EXPERIMENT, PARENT_VARIABLE, TRACKING_URI
 
@@ -39,9 +44,10 @@ class SweepParent(Callback):
 
     The metric ``objective`` of the parent holds the objectives of the jobs, with the job's number
     as the step. ``objective_best`` and ``objective_mean`` summarise all jobs, ``mean/<overrides>``
-    the jobs that differ in their seed alone; a table in the description has them, too. A tag
-    ``job.<number>`` has the outcome of a job. Jobs may run in other processes, on any machine that
-    reaches the store.
+    the jobs that differ in their seed alone; a table in the description has them, too. Scores and
+    costs are logged under the names that they have in the jobs, as means over the jobs that ended,
+    and ``best/<name>`` is the largest score. A tag ``job.<number>`` has the outcome of a job. Jobs
+    may run in other processes, on any machine that reaches the store.
     """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -117,6 +123,7 @@ def close_sweep(error: BaseException | None, jobs: Mapping[int, Mapping[str, Any
                 outcomes[f"job.{number}"] = f"{job['outcome']}: {' '.join(job['overrides'])}"
             run.log_tags(outcomes)
             _log_groups(run, jobs)
+            _log_means(run)
             run.set_status(run_status(error))
 
             uri = run.client.tracking_uri
@@ -150,9 +157,35 @@ def _log_groups(run: MLflowRun, jobs: Mapping[int, Mapping[str, Any]]) -> None:
         if len(groups) > 1:
             metrics[f"mean/{name}"] = fmean(values)
 
+    _log_now(run, metrics)
+    table += ["", "Metrics under eval/ and cost/ are means over the jobs, best/ is their best."]
+    run.log_tags({"mlflow.note.content": "\n".join(table)})
+
+
+def _log_means(run: MLflowRun) -> None:
+    """Store means of the jobs' scores and costs, so that the row of the sweep is not empty."""
+    pattern = f"tags.`mlflow.parentRunId` = '{run.run_id}' and attributes.status = 'FINISHED'"
+    order = ["attributes.start_time ASC"]
+    children = run.client.search_runs([run.experiment_id], pattern, order_by=order)
+    # A job that was made anew, after its directory was deleted, counts once.
+    latest = {child.info.run_name: child.data.metrics for child in children}
+
+    metrics = {}
+    for name in (*SCORE_COLUMNS, *COST_COLUMNS):
+        values = [logged[name] for logged in latest.values() if name in logged]
+        values = [value for value in values if math.isfinite(value)]
+        if not values:
+            continue
+        metrics[name] = fmean(values)
+        if name in SCORE_COLUMNS:
+            metrics[f"best/{name}"] = max(values)
+    _log_now(run, metrics)
+
+
+def _log_now(run: MLflowRun, metrics: Mapping[str, float]) -> None:
+    """Store numbers of the whole sweep."""
     now = max(0, int(time.time() * 1000))
     run.log_metrics([(clean_key(name), value, now, 0) for name, value in metrics.items()])
-    run.log_tags({"mlflow.note.content": "\n".join(table)})
 
 
 def groups_of(jobs: Mapping[int, Mapping[str, Any]]) -> dict[str, list[float]]:
