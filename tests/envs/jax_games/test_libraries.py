@@ -104,7 +104,8 @@ def test_unknown_ids_and_settings_of_a_library_are_named_by_their_key(library):
 
 
 def test_games_of_arcade_end_at_their_own_limits_and_not_at_that_of_their_base_class():
-    pytest.importorskip("popgym_arcade")
+    if find_spec("popgym_arcade") is None:
+        pytest.skip("popgym_arcade is not installed")
     limits = {}
     for name in ("CartPoleEasy", "SkittlesEasy", "BattleShipEasy"):
         limits[name] = JaxEnv(id=f"popgym_arcade:{name}").time_limit
@@ -123,8 +124,9 @@ def rules(key):
 
 
 def test_rulesets_of_xland_from_keys_are_held_out_and_shared_by_trials():
-    pytest.importorskip("jax")
-    pytest.importorskip("xminigrid")
+    for module in ("jax", "xminigrid"):
+        if find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
     hashes = {}
     for split in ("train", "test"):
         env = make("xminigrid", num_envs=3, tasks=rules, split=split)
