@@ -68,6 +68,6 @@ def test_ranks_decide_alike_where_one_has_less_than_the_others(run_forked, tmp_p
     assert sorted(os.listdir(tmp_path)) == ["0.json", "1.json"], done.stderr
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first["due"] == second["due"] == [0, 50]
-    assert not (first["observed"] or second["observed"])
+    assert [first["observed"], second["observed"]] == [False, False]
     assert (first["failed"], second["failed"]) == ("the disk is full", 1)
     assert first["then"] == second["then"] == [0, 1]
