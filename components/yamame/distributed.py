@@ -10,6 +10,7 @@ DistributedDataParallel is not used: it would average means over shards that dif
 does not reduce statistics.
 """
 
+import copy
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -428,13 +429,29 @@ class PerRank:
         self.component = component
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all ranks, by number; must be called on all ranks."""
-        states = all_gather(self.component.state_dict())
+        """Return the states of all ranks, by number, on the CPU; must be called on all ranks."""
+        # A tensor on a GPU would be received on the GPU of its own rank, in every process.
+        states = all_gather(_on_host(self.component.state_dict()))
         return {str(number): state for number, state in enumerate(states)}
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
         """Restore the state of this rank."""
         self.component.load_state_dict(states[str(rank())])
+
+
+def _on_host(state: Any) -> Any:
+    """Return a state with its tensors and TensorDicts on the CPU."""
+    if callable(getattr(state, "cpu", None)):
+        return state.cpu()
+    if isinstance(state, dict):
+        # State dicts of modules have the versions of the modules as an attribute.
+        copied = copy.copy(state)
+        for key, value in state.items():
+            copied[key] = _on_host(value)
+        return copied
+    if type(state) in (list, tuple):
+        return type(state)(_on_host(value) for value in state)
+    return state
 
 
 def state_of(component: Any) -> Any:

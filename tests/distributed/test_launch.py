@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from tensordict import TensorDict
 from yamame import distributed
 from yamame.checks import UsageError
 from yamame.cli.jobs import is_slurm_step
@@ -175,5 +176,12 @@ def test_a_rank_whose_environments_hang_is_not_waited_for_as_long_as_an_evaluati
     assert Run.count(run, Episodes.none()).num_steps == 0
     CostMeter().gather()
     assert groups == [None, None]
-    assert distributed.PerRank(Mock(state_dict=lambda: 3)).state_dict() == {"0": 3, "1": 3}
+    state = torch.nn.BatchNorm1d(2).state_dict()
+    state["held"] = (TensorDict({"x": torch.ones(3)}, [3]), [3])
+    (found, _) = distributed.PerRank(Mock(state_dict=lambda: state)).state_dict().values()
+    assert found is not state
+    assert found.keys() == state.keys()
+    assert found._metadata == state._metadata
+    assert found["held"][0]["x"].tolist() == [1.0] * 3
+    assert found["held"][1] == [3]
     assert groups[2:] == ["long"]
