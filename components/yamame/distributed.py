@@ -10,6 +10,7 @@ DistributedDataParallel is not used: it would average means over shards that dif
 does not reduce statistics.
 """
 
+import copy
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,7 +64,7 @@ class Launch:
         """Return the processes of ``torchrun``, or those of a step of ``srun``, or this one alone.
 
         Processes of ``srun`` meet at ``MASTER_ADDR`` and ``MASTER_PORT``, or else on the first
-        machine of the step, at a port that its job does not share with other jobs.
+        machine of the step, at a port of its own.
         """
         env = os.environ
         if "TORCHELASTIC_RUN_ID" in env:
@@ -72,7 +73,9 @@ class Launch:
         if not is_slurm_step():
             return cls()
         host = env.get("MASTER_ADDR") or first_host(env["SLURM_STEP_NODELIST"])
-        port = env.get("MASTER_PORT") or 10_000 + int(env["SLURM_JOB_ID"]) % 20_000
+        # Steps of a job may run at the same time.
+        number = int(env["SLURM_JOB_ID"]) + 1009 * int(env.get("SLURM_STEP_ID", 0))
+        port = env.get("MASTER_PORT") or 10_000 + number % 20_000
         return cls(
             int(env["SLURM_STEP_NUM_TASKS"]),
             int(env["SLURM_PROCID"]),
@@ -127,8 +130,8 @@ def is_rank0() -> bool:
 def process_group(device: str = "cpu") -> Iterator[None]:
     """Join the processes of ``torchrun`` or ``srun`` within the context; do nothing without them.
 
-    Messages between ranks are waited for up to ten minutes; those of `on_rank0` and of `all_gather`
-    up to two hours.
+    Messages between ranks are waited for up to ten minutes; those of `on_rank0`, and of
+    `all_gather` unless told otherwise, up to two hours.
 
     Args:
         device: Device of the run; for ``cuda`` each process uses the GPU of its local rank.
@@ -330,15 +333,18 @@ def any_rank(flag: bool) -> bool:
     return bool(num_set)
 
 
-def all_gather(value: T) -> list[T]:
+def all_gather(value: T, *, waits_long: bool = True) -> list[T]:
     """Return the values of all ranks, in order, on every rank.
 
-    Ranks may arrive at very different times, as after an evaluation.
+    Args:
+        value: Value of this rank.
+        waits_long: Wait for two hours instead of ten minutes, because ranks may arrive at very
+            different times, as after an evaluation.
     """
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
-    distributed.all_gather_object(values, value, group=_long_group)
+    distributed.all_gather_object(values, value, group=_long_group if waits_long else None)
     return values
 
 
@@ -423,13 +429,29 @@ class PerRank:
         self.component = component
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all ranks, by number; must be called on all ranks."""
-        states = all_gather(self.component.state_dict())
+        """Return the states of all ranks, by number, on the CPU; must be called on all ranks."""
+        # A tensor on a GPU would be received on the GPU of its own rank, in every process.
+        states = all_gather(_on_host(self.component.state_dict()))
         return {str(number): state for number, state in enumerate(states)}
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
         """Restore the state of this rank."""
         self.component.load_state_dict(states[str(rank())])
+
+
+def _on_host(state: Any) -> Any:
+    """Return a state with its tensors and TensorDicts on the CPU."""
+    if callable(getattr(state, "cpu", None)):
+        return state.cpu()
+    if isinstance(state, dict):
+        # State dicts of modules have the versions of the modules as an attribute.
+        copied = copy.copy(state)
+        for key, value in state.items():
+            copied[key] = _on_host(value)
+        return copied
+    if type(state) in (list, tuple):
+        return type(state)(_on_host(value) for value in state)
+    return state
 
 
 def state_of(component: Any) -> Any:

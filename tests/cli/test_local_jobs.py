@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
-from yamame.cli.local_jobs import place_jobs
+from omegaconf import OmegaConf
+from yamame.cli.local_jobs import LocalSweep, _Job, _next_job, place_jobs, visible_gpus
 from yamame.cli.mps import sharing_gpus
 
 RECIPE = """
@@ -133,6 +135,7 @@ def test_an_interrupt_lets_every_job_save_its_state(begin, tmp_path):
         ({"cpu"}, {"n_jobs": 3}, [None] * 3),
         ({"cpu", "cuda"}, {}, ["0", "1"]),
         ({"cuda:1"}, {}, [None]),
+        ({"cuda", "cuda:1"}, {}, [None] * 2),  # the first one is cuda:0
         ({"cuda:0", "cuda:1"}, {"jobs_per_device": 3}, [None] * 4),
     ],
 )
@@ -143,6 +146,59 @@ def test_workers_are_as_many_as_fit_on_the_gpus_and_an_index_is_left_alone(
     place = place_jobs(devices, **settings)
     assert place.visible == expected
     assert place.num_workers == len(expected)
+
+
+def test_a_gpu_with_an_index_never_has_more_jobs_than_it_may():
+    devices = ["cuda:0", "cuda:0", "cuda:0", "cuda:1", "cpu", "cuda"]
+    jobs = [_Job(number, [], device) for number, device in enumerate(devices)]
+    settings = {"num_jobs": 6, "n_jobs": 64, "gpus": ["0", "1"]}
+
+    def begun(running, jobs_per_device=1):
+        place = place_jobs(set(devices), jobs_per_device=jobs_per_device, **settings)
+        waiting = [job for job in jobs if job.number not in running]
+        job = _next_job(waiting, [jobs[number] for number in running], place)
+        return None if job is None else job.number
+
+    assert [begun([]), begun([0]), begun([0, 3]), begun([0, 3, 4])] == [0, 3, 4, None]
+    assert [begun([5]), begun([0], 2), begun([0, 1], 2), begun([0, 5], 2)] == [3, 1, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("outer", "number", "expected"),
+    [
+        (None, 2, ["0", "1"]),
+        ("", 0, []),
+        ("-1", 0, []),
+        ("5, GPU-7,-1,3", 2, ["5", "GPU-7"]),
+        ("MIG-a,MIG-b", 1, ["MIG-a", "MIG-b"]),  # CUDA shows the first instance alone
+    ],
+)
+def test_names_of_gpus_are_those_of_the_environment(outer, number, expected, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: number)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if outer is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", outer)
+    assert visible_gpus() == expected
+
+
+def test_devices_of_jobs_are_those_that_their_configurations_choose():
+    composed = []
+
+    class Loader:
+        def load_sweep_config(self, config, overrides):
+            composed.append(overrides)
+            return OmegaConf.create({"device": "cuda" if "hardware=gpu" in overrides else "cpu"})
+
+    context = SimpleNamespace(config_loader=Loader())
+    config = OmegaConf.create({"seed": 0, "device": "cpu", "optimizer": {"lr": 0.1}})
+    sweep = LocalSweep(context, None, config)
+    given = [
+        [choice, f"seed={seed}", "optimizer.lr=1"]
+        for choice in ("hardware=cpu", "hardware=gpu")
+        for seed in range(3)
+    ]
+    assert [job.device for job in sweep._jobs(given, 0)] == ["cpu"] * 3 + ["cuda"] * 3
+    assert len(composed) == 2  # a composition takes a while
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import sys
 import pytest
 from omegaconf import OmegaConf
 from yamame.checks import UsageError
-from yamame.cli.slurm import request_gpus, requeue
-from yamame.system.signals import Terminated
+from yamame.cli import app, jobs
+from yamame.cli.slurm import check_requeued, request_gpus, requeued
+from yamame.system.signals import Terminated, exit_if_received, handling
 
 SBATCH = """#!{python}
 import os, subprocess, sys
@@ -167,7 +168,55 @@ def test_the_hook_is_that_of_submitit_and_its_signal_alone(received, executor, c
     ended.signal = received
     former = signal.signal(signal.SIGUSR2, lambda number, frame: calls.append(number))
     try:
-        requeue(ended)
+        with pytest.raises(Terminated), requeued():
+            raise ended
     finally:
         signal.signal(signal.SIGUSR2, former)
     assert calls == [signal.SIGUSR2] * called
+
+
+def end_by_signal():
+    with app._reporting("train", OmegaConf.create({})), handling(at_once=False):
+        os.kill(os.getpid(), signal.SIGUSR2)
+        exit_if_received()
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_a_job_is_requeued_also_when_the_command_of_its_sweep_has_ended(
+    has_folder, tmp_path, monkeypatch
+):
+    calls = []
+    hydra_config = OmegaConf.create({"job": {"num": 0}, "overrides": {"task": []}})
+    monkeypatch.setattr(jobs.HydraConfig, "get", lambda: hydra_config)
+    monkeypatch.setattr(app, "is_job", lambda: True)
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    monkeypatch.setenv(jobs.SWEEP_VARIABLE, str(tmp_path if has_folder else tmp_path / "gone"))
+    former = signal.signal(signal.SIGUSR2, lambda number, frame: calls.append(number))
+    try:
+        with pytest.raises(Terminated):
+            end_by_signal()
+    finally:
+        signal.signal(signal.SIGUSR2, former)
+    assert calls == [signal.SIGUSR2]
+    assert (tmp_path / "0.json").exists() == has_folder
+
+
+TIMES = {"signal_delay_s": 300, "timeout_min": 60}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "overwrite", "key"),
+    [
+        (TIMES, False, None),
+        (TIMES, True, "run.overwrite"),
+        (TIMES | {"timeout_min": 5}, False, "hydra.launcher.signal_delay_s"),
+        ({"n_jobs": 2}, True, None),
+    ],
+)
+def test_a_job_that_would_begin_anew_or_end_at_once_is_refused(launcher, overwrite, key):
+    cfg = OmegaConf.create({"run": {"overwrite": overwrite}, "hydra": {"launcher": launcher}})
+    if key is None:
+        check_requeued(cfg)
+        return
+    with pytest.raises(UsageError, match=re.escape(key)):
+        check_requeued(cfg)

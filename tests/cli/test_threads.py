@@ -66,6 +66,19 @@ def test_threads_are_shared_with_jobs_and_workers_that_run_at_the_same_time(
     assert eight_threads() == left
 
 
+def test_jobs_of_one_process_get_equal_shares_one_after_the_other(eight_threads):
+    for _ in range(3):
+        share_threads(num_jobs=2)
+        assert eight_threads() == 4
+        share_threads(num_workers=1)
+        assert eight_threads() == 3
+    share_threads(num_jobs=1)
+    assert eight_threads() == 8
+    torch.set_num_threads(6)  # by somebody else
+    share_threads(num_jobs=2)
+    assert eight_threads() == 3
+
+
 def test_a_number_of_threads_that_the_environment_gives_stays(eight_threads, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     share_threads(num_jobs=4)

@@ -3,13 +3,19 @@
 import json
 import os
 import socket
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
+from tensordict import TensorDict
 from yamame import distributed
 from yamame.checks import UsageError
 from yamame.cli.jobs import is_slurm_step
+from yamame.collectors import Episodes
 from yamame.distributed import Launch, launched
+from yamame.runs.run import Run
+from yamame.tracking.costs import CostMeter
 
 BATCH = {
     "SLURM_JOB_ID": "70123", "SLURM_NTASKS": "16", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
@@ -29,7 +35,7 @@ def environment(monkeypatch):
     """Sets variables, of all that say how processes were started."""
 
     def set_all(variables):
-        for name in (*STEP, *TORCHRUN, *PLACE):
+        for name in (*STEP, *TORCHRUN, *PLACE, "SLURM_STEP_ID"):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
@@ -44,6 +50,8 @@ def environment(monkeypatch):
         (BATCH, Launch()),
         (STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, Launch()),
         (STEP, Launch(16, 11, 3, "tcp://gpu01:20123")),
+        (STEP | {"SLURM_STEP_ID": "0"}, Launch(16, 11, 3, "tcp://gpu01:20123")),
+        (STEP | {"SLURM_STEP_ID": "2"}, Launch(16, 11, 3, "tcp://gpu01:22141")),
         (STEP | PLACE, Launch(16, 11, 3, "tcp://10.0.0.1:1234")),
         (TORCHRUN, Launch(8, 5, 1)),
         (STEP | TORCHRUN | PLACE, Launch(8, 5, 1)),  # a torchrun per machine
@@ -152,3 +160,28 @@ def test_ranks_of_a_step_meet_and_wait_long_for_what_may_take_long_alone(run_for
     assert first["written"] == second["written"] == "ready"
     assert first["late"] == second["late"] == [0, 1]
     assert second["short"] == "was not waited for"
+
+
+def test_a_rank_whose_environments_hang_is_not_waited_for_as_long_as_an_evaluation(monkeypatch):
+    groups = []
+
+    def gather(values, value, group):
+        groups.append(group)
+        values[:] = [value] * len(values)
+
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "_long_group", "long")
+    monkeypatch.setattr(distributed.distributed, "all_gather_object", gather)
+    run = SimpleNamespace(progress=Mock(), callbacks=Mock())
+    assert Run.count(run, Episodes.none()).num_steps == 0
+    CostMeter().gather()
+    assert groups == [None, None]
+    state = torch.nn.BatchNorm1d(2).state_dict()
+    state["held"] = (TensorDict({"x": torch.ones(3)}, [3]), [3])
+    (found, _) = distributed.PerRank(Mock(state_dict=lambda: state)).state_dict().values()
+    assert found is not state
+    assert found.keys() == state.keys()
+    assert found._metadata == state._metadata
+    assert found["held"][0]["x"].tolist() == [1.0] * 3
+    assert found["held"][1] == [3]
+    assert groups[2:] == ["long"]

@@ -91,3 +91,13 @@ def test_an_update_that_is_refused_leaves_its_evidence_on_the_rank_that_has_it(l
 def test_one_rank_alone_says_that_updates_are_recorded(learned):
     *_, stderr = learned
     assert stderr.count("records updates as CUDA graphs") == len(learned[0])
+
+
+def test_states_of_all_ranks_are_gathered_on_the_host(learned):
+    _, _, folder, _ = learned
+    for rank in range(2):
+        states = torch.load(folder / f"states-{rank}.pt", weights_only=False)
+        assert states.keys() == {"0", "1"}
+        for number, state in states.items():
+            assert state["held"]["x"].device.type == "cpu"
+            assert state["held"]["x"].tolist() == [int(number)] * 2

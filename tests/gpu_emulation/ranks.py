@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from emulated_cuda.counting import counted
+from tensordict import TensorDict
 from yamame import distributed
 from yamame.actions import distributions
 
@@ -65,6 +66,16 @@ def learned(learn, overrides, given, folder):
     return seen
 
 
+class Part:
+    """Part of a checkpoint with a tensor on the device."""
+
+    def __init__(self, rank: int) -> None:
+        self.held = TensorDict({"x": torch.full((2,), rank, device="cuda")}, [2], device="cuda")
+
+    def state_dict(self) -> dict:
+        return {"held": self.held}
+
+
 def rank_of(world: int, rank: int, port: int, learn, data, folder: Path) -> None:
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
     # As on two machines: each process has an emulated device of its own.
@@ -79,6 +90,7 @@ def rank_of(world: int, rank: int, port: int, learn, data, folder: Path) -> None
             overrides = (*learn.CASES[kind], *SETTINGS, *KINDS[kind], *recorded)
             seen[kind] = learned(learn, overrides, given, folder / f"{world}-{rank}" / kind)
         torch.save(seen, folder / f"{world}-{rank}.pt")
+        torch.save(distributed.PerRank(Part(rank)).state_dict(), folder / f"states-{rank}.pt")
 
 
 def main(folder: Path) -> None:

@@ -53,6 +53,20 @@ def test_a_bundle_is_a_checkpoint_with_batch_numbers_configuration_and_what_else
     assert f"{kept['loss']} {kept['grad_norm']}" == numbers
 
 
+def test_a_rank_deletes_no_evidence_of_another_which_may_be_writing_it(tmp_path, monkeypatch):
+    number_of_rank = []
+    monkeypatch.setattr("yamame.training.guard.rank", lambda: number_of_rank[-1])
+    guards = [NonFiniteGuard(tmp_path, patience=100), NonFiniteGuard(tmp_path, patience=100)]
+    for step in range(8):
+        for number, guard in enumerate(guards):
+            number_of_rank.append(number)
+            refuse(guard, step)
+            accept(guard)
+    assert bundles(tmp_path) == [
+        f"step-{step:012d}-1{end}" for step in (0, 4, 5, 6, 7) for end in ("", "-rank1")
+    ]
+
+
 def test_only_refusals_in_a_row_end_the_run_and_the_message_names_the_evidence(tmp_path):
     guard = NonFiniteGuard(tmp_path, patience=2)
     for step in (1, 3):

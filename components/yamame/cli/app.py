@@ -48,6 +48,7 @@ from yamame.cli.nodes import check
 from yamame.cli.replaced import leave_out_replaced
 from yamame.cli.sections import Config
 from yamame.cli.settings import CONFIGS
+from yamame.cli.slurm import requeued
 from yamame.cli.sweeps import planned, run_sweep
 from yamame.cli.threads import share_threads
 from yamame.cli.validation import hints_of, is_section, parameters_of
@@ -220,7 +221,8 @@ def _reporting(command: str, cfg: DictConfig) -> Iterator[JobResult]:
     # A job that Slurm starts late, or again, may find that its sweep has ended.
     folder = os.environ.get(SWEEP_VARIABLE)
     is_in_sweep = is_job() and folder is not None and Path(folder).is_dir()
-    with recorded_job(result, command, cfg) if is_in_sweep else _one_line(command, cfg):
+    reporting = recorded_job(result, command, cfg) if is_in_sweep else _one_line(command, cfg)
+    with requeued(), reporting:
         try:
             yield result
         except AlreadyDone as done:

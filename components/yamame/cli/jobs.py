@@ -31,14 +31,13 @@ from yamame.cli.failures import is_reported, report
 from yamame.cli.names import run_name
 from yamame.cli.nodes import check
 from yamame.cli.sections import Config
-from yamame.cli.slurm import requeue
+from yamame.cli.slurm import check_requeued
 from yamame.cli.sweeps import SWEEP_VARIABLE as SWEEP_VARIABLE
 from yamame.distributed import is_slurm_step
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of
 from yamame.system.installed import recipe_command
 from yamame.system.messages import first_line, one_line, print_stderr, print_stdout, printable
-from yamame.system.signals import Terminated
 from yamame.system.user_code import formatted
 from yamame.tracking.sweep import groups_of
 from yamame.tracking.tracker import EXPERIMENT, TRACKING_URI
@@ -195,6 +194,7 @@ def check_sweep(
                 cfg = line.composed(job, whole=True)
                 hydra_config = cfg.hydra
                 check_launch(hydra_config)
+                check_requeued(cfg)
                 sweep_dir = Path(hydra_config.sweep.dir)
                 # Names of runs need Hydra's section, models do not know it.
                 with open_dict(cfg):
@@ -305,8 +305,6 @@ def recorded_job(result: JobResult, command: str, cfg: DictConfig) -> Iterator[N
     except BaseException as error:
         is_line = is_reported(error)
         if not (is_line or isinstance(error, Exception)):
-            if isinstance(error, Terminated):
-                requeue(error)
             raise
         record["outcome"] = "failed"
         if is_line:

@@ -6,7 +6,7 @@ jobs of different workers use different GPUs, and a job needs no memory on the o
 
 import os
 import signal
-from collections import deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,11 +40,13 @@ class Placement:
         num_workers: Jobs at the same time.
         visible: ``CUDA_VISIBLE_DEVICES`` of each worker; None where it stays as it is.
         num_gpus: GPUs that the sweep uses.
+        most_on_index: Largest number of jobs on a GPU that jobs name by its index; None if none do.
     """
 
     num_workers: int
     visible: list[str | None]
     num_gpus: int
+    most_on_index: int | None
 
     @property
     def is_shared(self) -> bool:
@@ -72,15 +74,27 @@ def place_jobs(
     num_cores = len(os.sched_getaffinity(0))
     num_workers = n_jobs if n_jobs > 0 else max(1, num_cores + 1 + n_jobs)
     num_workers = min(num_workers, num_jobs)
-    with_index = {device for device in devices if device.startswith("cuda:")}
-    is_placed = "cuda" in devices and not with_index and len(gpus) > 0
+    has_index = any(device.startswith("cuda:") for device in devices)
+    with_index = {_index_of(device) for device in devices} - {None} if has_index else set()
+    is_placed = "cuda" in devices and not has_index and len(gpus) > 0
     num_gpus = len(gpus) if is_placed else len(with_index)
     if num_gpus > 0:
         num_workers = min(num_workers, num_gpus * jobs_per_device)
     visible: list[str | None] = [None] * num_workers
     if is_placed:
         visible = [gpus[number % num_gpus] for number in range(num_workers)]
-    return Placement(num_workers, visible, min(num_gpus, num_workers))
+    most_on_index = jobs_per_device if has_index else None
+    return Placement(num_workers, visible, min(num_gpus, num_workers), most_on_index)
+
+
+def _index_of(device: str) -> str | None:
+    """Return the index of a GPU, None for another device.
+
+    >>> _index_of("cuda"), _index_of("cuda:1"), _index_of("cpu")
+    ('0', '1', None)
+    """
+    kind, _, index = device.partition(":")
+    return index or "0" if kind == "cuda" else None
 
 
 def _number_of(noun: str, number: int) -> str:
@@ -93,8 +107,26 @@ def visible_gpus() -> list[str]:
     outer = os.environ.get(_VISIBLE)
     if outer is None:
         return [str(index) for index in range(number)]
+    if outer.strip().startswith("MIG-"):
+        # A process sees the first of them alone.
+        return [name.strip() for name in outer.split(",") if name.strip()]
     # Names after an invalid one are not counted.
     return [name.strip() for name in outer.split(",")][:number]
+
+
+@dataclass
+class _Job:
+    """A job of a sweep.
+
+    Attributes:
+        number: Its number.
+        overrides: Its overrides.
+        device: Its device.
+    """
+
+    number: int
+    overrides: Sequence[str]
+    device: str
 
 
 @dataclass
@@ -104,13 +136,13 @@ class _Worker:
     Attributes:
         connection: Sends overrides and receives results.
         visible: Its ``CUDA_VISIBLE_DEVICES``.
-        job: Number of the job that it runs; None if it runs none.
+        job: The job that it runs; None if it runs none.
     """
 
     process: SpawnProcess
     connection: Connection
     visible: str | None
-    job: int | None = None
+    job: _Job | None = None
 
 
 @dataclass
@@ -152,51 +184,72 @@ class LocalSweep:
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         Path(self.config.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)
-        devices = {str(OmegaConf.select(self.config, "device", default="cpu"))}
-        for overrides in job_overrides:
-            for text in overrides:
-                if key_of(text) == "device":
-                    devices.add(text.partition("=")[2])
+        jobs = self._jobs(job_overrides, first)
         placement = place_jobs(
-            devices,
-            num_jobs=len(job_overrides),
+            {job.device for job in jobs},
+            num_jobs=len(jobs),
             n_jobs=n_jobs,
             jobs_per_device=jobs_per_device,
             gpus=visible_gpus(),
         )
-        if placement.num_workers < min(n_jobs, len(job_overrides)):
-            jobs = _number_of("job", placement.num_workers)
+        if placement.num_workers < min(n_jobs, len(jobs)):
+            number = _number_of("job", placement.num_workers)
             gpus = _number_of("GPU", placement.num_gpus)
             print_stderr(
-                f"launcher: {jobs} at the same time, not {n_jobs}, on {gpus}; "
+                f"launcher: {number} at the same time, not {n_jobs}, on {gpus}; "
                 "hydra.launcher.jobs_per_device lets jobs share a GPU"
             )
         self.num_workers = placement.num_workers
         with sharing_gpus(placement.is_shared):
-            return self._run(job_overrides, first, placement)
+            return self._run(jobs, placement)
 
-    def _run(
-        self, job_overrides: Sequence[Sequence[str]], first: int, placement: Placement
-    ) -> list[JobReturn]:
-        waiting = deque(enumerate(job_overrides, first))
+    def _jobs(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[_Job]:
+        """Return the jobs, with the devices that their configurations choose."""
+        device_of: dict[tuple[str, ...], str] = {}
+        jobs = []
+        for number, overrides in enumerate(job_overrides, first):
+            choices = tuple(text for text in overrides if self._may_choose(key_of(text)))
+            if choices not in device_of:
+                config = self._config_of(overrides)
+                device_of[choices] = str(OmegaConf.select(config, "device", default="cpu"))
+            jobs.append(_Job(number, overrides, device_of[choices]))
+        return jobs
+
+    def _may_choose(self, key: str) -> bool:
+        """Return whether an override of a key may change the device: that of a group, as well."""
+        if key == "device":
+            return True
+        present = None if "." in key else OmegaConf.select(self.config, key)
+        is_value = present is not None and not OmegaConf.is_config(present)
+        return "." not in key and not is_value
+
+    def _config_of(self, overrides: Sequence[str]) -> Any:
+        return self.context.config_loader.load_sweep_config(self.config, list(overrides))
+
+    def _run(self, jobs: Sequence[_Job], placement: Placement) -> list[JobReturn]:
+        waiting = list(jobs)
         returned: dict[int, JobReturn] = {}
         lost: dict[int, int | None] = {}
         with self._workers(placement) as workers:
             while waiting or any(worker.job is not None for worker in workers):
                 for index, worker in enumerate(workers):
-                    if worker.job is None and waiting:
+                    running = [other.job for other in workers if other.job is not None]
+                    job = _next_job(waiting, running, placement) if worker.job is None else None
+                    if job is not None:
                         if worker.process.exitcode is not None:
                             workers[index] = worker = self._start(worker.visible)
-                        _give(worker, *waiting.popleft())
+                        waiting.remove(job)
+                        _give(worker, job)
                 busy = {worker.connection: worker for worker in workers if worker.job is not None}
                 for connection in wait(list(busy)):
                     worker = busy[connection]  # type: ignore[index]
                     assert worker.job is not None
+                    number = worker.job.number
                     try:
-                        returned[worker.job] = cloudpickle.loads(worker.connection.recv_bytes())
+                        returned[number] = cloudpickle.loads(worker.connection.recv_bytes())
                     except (EOFError, ConnectionError):
                         worker.process.join()
-                        lost[worker.job] = worker.process.exitcode
+                        lost[number] = worker.process.exitcode
                     worker.job = None
         if lost:
             raise LostJobs(lost)
@@ -234,7 +287,7 @@ class LocalSweep:
 
     def job(self, number: int, overrides: Sequence[str]) -> JobReturn:
         """Run a job in this process, as Hydra's own launcher does."""
-        config = self.context.config_loader.load_sweep_config(self.config, list(overrides))
+        config = self._config_of(overrides)
         with open_dict(config):
             config.hydra.job.id = number
             config.hydra.job.num = number
@@ -250,11 +303,24 @@ class LocalSweep:
         )
 
 
-def _give(worker: _Worker, number: int, overrides: Sequence[str]) -> None:
+def _next_job(
+    waiting: Sequence[_Job], running: Sequence[_Job], placement: Placement
+) -> _Job | None:
+    """Return the first job that may begin; None if all of them wait for a GPU of theirs."""
+    most = placement.most_on_index
+    num_on = Counter(_index_of(job.device) for job in running)
+    for job in waiting:
+        index = _index_of(job.device)
+        if most is None or index is None or num_on[index] < most:
+            return job
+    return None
+
+
+def _give(worker: _Worker, job: _Job) -> None:
     """Let a worker begin a job."""
-    worker.job = number
+    worker.job = job
     try:
-        worker.connection.send((number, list(overrides)))
+        worker.connection.send((job.number, list(job.overrides)))
     except ConnectionError:
         # Reading from the connection reports the death of the worker.
         return

@@ -2,10 +2,12 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from yamame.checks import UsageError
+from yamame.checks import UsageError, require_setting
 from yamame.system.signals import Terminated
 
 _EXECUTOR = "SUBMITIT_EXECUTOR"
@@ -34,16 +36,42 @@ def request_gpus(cfg: DictConfig) -> None:
             launcher.gpus_per_node = 1
 
 
-def requeue(ended: Terminated) -> None:
-    """Requeue the present job if Slurm ends it, by submitit's own hook; nothing elsewhere.
+def check_requeued(cfg: DictConfig) -> None:
+    """Check that a job of submitit continues its run when it is requeued.
+
+    Args:
+        cfg: Configuration of a job, with Hydra's own.
+
+    Raises:
+        SettingError: The job would begin anew, or would be ended as soon as it begins.
+    """
+    launcher = cfg.hydra.launcher
+    if "signal_delay_s" not in launcher:
+        return
+    replaces = bool(OmegaConf.select(cfg, "run.overwrite", default=False))
+    condition = "be false with launcher=slurm, whose jobs would begin anew when they are requeued"
+    remedy = "delete the former runs, or set run.root"
+    require_setting("run.overwrite", replaces, not replaces, condition, remedy=remedy)
+    delay, minutes = launcher.signal_delay_s, launcher.timeout_min
+    condition = f"be less than the time of a job, timeout_min={minutes} minutes"
+    require_setting("hydra.launcher.signal_delay_s", delay, delay < 60 * minutes, condition)
+
+
+@contextmanager
+def requeued() -> Iterator[None]:
+    """Requeue the present job if Slurm ends it within the block, by submitit's own hook.
 
     Slurm sends a signal of its own before it ends or preempts a job. Any other, such as the SIGTERM
-    of ``scancel``, ends the job for good.
+    of ``scancel``, ends the job for good. Outside of jobs of submitit nothing is done.
 
     Raises:
         SystemExit: The job is requeued.
     """
-    name = f"SIG{os.environ.get(_PREEMPTION, 'USR2')}"
-    if _EXECUTOR in os.environ and ended.signal is signal.Signals[name]:
-        # A run has its own handlers, and has put submitit's back at its end.
-        signal.raise_signal(ended.signal)
+    try:
+        yield
+    except Terminated as ended:
+        name = f"SIG{os.environ.get(_PREEMPTION, 'USR2')}"
+        if _EXECUTOR in os.environ and ended.signal is signal.Signals[name]:
+            # A run has its own handlers, and has put submitit's back at its end.
+            signal.raise_signal(ended.signal)
+        raise

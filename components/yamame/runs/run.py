@@ -294,7 +294,8 @@ class Run(RunState):
 
     def count(self, episodes: Episodes) -> Episodes:
         """Count the collected steps and episodes of all ranks, and return them."""
-        merged = Episodes.merged(distributed.all_gather(episodes))
+        # A rank whose environments hang must not be waited for as long as an evaluation.
+        merged = Episodes.merged(distributed.all_gather(episodes, waits_long=False))
         self.progress.count(merged)
         self.callbacks.call(self, "on_collect", merged)
         return merged

@@ -107,7 +107,7 @@ class CostMeter:
         """Add the seconds of the other ranks of torchrun until now; call it on all ranks."""
         if distributed.world_size() > 1:
             own_s = self._session_s(_LONGEST_AGE_S)
-            self._elsewhere_s = sum(distributed.all_gather(own_s)) - own_s
+            self._elsewhere_s = sum(distributed.all_gather(own_s, waits_long=False)) - own_s
 
     @property
     def wall_s(self) -> float:

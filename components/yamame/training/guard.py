@@ -29,8 +29,9 @@ class NonFiniteGuard:
 
     Evidence is a bundle, ``<directory>/nonfinite/step-<updates made>-<skipped in a row>``: a
     checkpoint with the batch, the random state, the weights and statistics before the update, and
-    the configuration. At most five are kept, the first and the latest. ``recipes/replay_batch.py``
-    computes the loss of one again.
+    the configuration. At most five are kept, the first and the latest; with several ranks, whose
+    bundles end in ``-rank<number>``, five of each. ``recipes/replay_batch.py`` computes the loss of
+    one again.
 
     Args:
         directory: The run's directory. None: no evidence is kept.
@@ -155,7 +156,11 @@ class NonFiniteGuard:
         shutil.rmtree(path, ignore_errors=True)
         Checkpointer(path, config=self.config).save({**self.kept, **evidence}, step=step)
 
-        bundles = list(self.directory.glob("step-*"))
+        # Each rank deletes its own: others may be writing or deleting theirs now.
+        bundles = []
+        for bundle in self.directory.glob("step-*"):
+            if _rank_of(bundle) == rank():
+                bundles.append(bundle)
         bundles.sort(key=lambda bundle: bundle.stat().st_mtime_ns)
         # The first one stays: later ones may be consequences of it.
         for bundle in bundles[1 : 1 - _MOST_BUNDLES]:
@@ -177,6 +182,15 @@ class NonFiniteGuard:
         self._in_row = state["in_row"]
         self._last_reported = state["told"]
         self._recent = deque(state["recent"], maxlen=_RECENT)
+
+
+def _rank_of(bundle: Path) -> int:
+    """Return the number of the rank that wrote a bundle.
+
+    >>> _rank_of(Path("step-000000000007-1")), _rank_of(Path("step-000000000007-1-rank12"))
+    (0, 12)
+    """
+    return int(bundle.name.partition("-rank")[2] or 0)
 
 
 def require_finite(components: Mapping[str, Any]) -> None:
