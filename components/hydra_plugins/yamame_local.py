@@ -18,11 +18,15 @@ class LocalLauncher(Launcher):
     Args:
         n_jobs: Jobs at the same time; negative: counted from the number of cores, -1 for all.
         jobs_per_device: Jobs that share a GPU, of a sweep with ``device=cuda``.
+        devices: Devices of the jobs, which Yamame adds; those that a search tries may be missing.
     """
 
-    def __init__(self, n_jobs: int = -1, jobs_per_device: int = 1) -> None:
+    def __init__(
+        self, n_jobs: int = -1, jobs_per_device: int = 1, devices: Sequence[str] = ()
+    ) -> None:
         self.n_jobs = n_jobs
         self.jobs_per_device = jobs_per_device
+        self.devices = devices
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -44,4 +48,5 @@ class LocalLauncher(Launcher):
             first=initial_job_idx,
             n_jobs=self.n_jobs,
             jobs_per_device=self.jobs_per_device,
+            devices=self.devices,
         )

@@ -138,6 +138,7 @@ class LocalSweep:
         first: int,
         n_jobs: int,
         jobs_per_device: int,
+        devices: Sequence[str] = (),
     ) -> list[JobReturn]:
         """Run jobs and return their results, in order.
 
@@ -145,6 +146,7 @@ class LocalSweep:
             job_overrides: Overrides of each job.
             first: Number of the first one.
             n_jobs, jobs_per_device: See `place_jobs`.
+            devices: Devices of the jobs, beside those that their overrides name.
 
         Raises:
             LostJobs: Processes of jobs have died. All others have run.
@@ -152,13 +154,13 @@ class LocalSweep:
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         Path(self.config.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)
-        devices = {str(OmegaConf.select(self.config, "device", default="cpu"))}
+        found = {str(OmegaConf.select(self.config, "device", default="cpu")), *devices}
         for overrides in job_overrides:
             for text in overrides:
                 if key_of(text) == "device":
-                    devices.add(text.partition("=")[2])
+                    found.add(text.partition("=")[2])
         placement = place_jobs(
-            devices,
+            found,
             num_jobs=len(job_overrides),
             n_jobs=n_jobs,
             jobs_per_device=jobs_per_device,
