@@ -111,8 +111,7 @@ def main(
             if line.is_sweep:
                 line = planned(line)
                 sweep = check_sweep(line, model)
-                table = table_of_jobs(sweep.folder, sweep.jobs, sweep.reports)
-                jobs = stack.enter_context(table)
+                jobs = stack.enter_context(table_of_jobs(*sweep[:3]))
                 run_sweep(line, checked, VERSION_BASE, devices=sweep.devices)
             else:
                 hydra.main(directory, config_name, VERSION_BASE)(checked)()
