@@ -43,6 +43,8 @@ def task(cfg):
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     together = HydraConfig.get().launcher.n_jobs
     Path(f"began-{cfg.seed}").write_text(f"{visible} {os.getpid()} {together}")
+    if cfg.seed >= 20:
+        return 0.0
     if cfg.seed >= 10:
         run_until_a_signal(cfg.seed)
     if cfg.seed == 1:
@@ -107,6 +109,18 @@ def test_four_jobs_use_both_gpus_and_a_job_that_is_killed_leaves_the_others_alon
     rows = stdout.partition("job  outcome")[2].splitlines()[1:5]
     became = [line.split()[1] for line in rows]
     assert became == ["ran", "stopped", "ran", "ran"], stdout + stderr
+
+
+def test_a_group_that_chooses_the_device_of_later_jobs_places_them(begin, tmp_path):
+    (tmp_path / "hardware").mkdir()
+    for name, device, seed in (("none", "cpu", 20), ("one", "cuda", 21)):
+        text = f"# @package _global_\ndevice: {device}\nseed: {seed}\n"
+        (tmp_path / "hardware" / f"{name}.yaml").write_text(text)
+    process = begin("+hardware=none,one", "hydra.launcher.n_jobs=2")
+    _, stderr = process.communicate(timeout=400)
+    assert process.returncode == 0, stderr
+    began = files(tmp_path, "began")
+    assert [began[seed][0] for seed in (20, 21)] == ["0", "1"], stderr
 
 
 def test_an_interrupt_lets_every_job_save_its_state(begin, tmp_path):

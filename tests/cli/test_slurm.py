@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -142,6 +143,14 @@ def test_a_gpu_is_asked_for_with_a_device_that_is_one(cfg, expected):
     assert cfg.hydra.launcher.gpus_per_node == expected
 
 
+def test_a_gpu_is_asked_for_if_any_job_of_the_sweep_uses_one():
+    cfg = OmegaConf.create({"device": "cpu", "hydra": {"launcher": LAUNCHER}})
+    request_gpus(cfg, ["cpu", "cuda"])
+    assert cfg.hydra.launcher.gpus_per_node == 1
+    with pytest.raises(UsageError, match=r"device.*cuda:1"):
+        request_gpus(OmegaConf.create({"hydra": {"launcher": LAUNCHER}}), ["cpu", "cuda:1"])
+
+
 def test_an_index_is_refused_where_every_job_has_a_gpu_of_its_own_and_others_are_left_alone():
     with pytest.raises(UsageError, match=r"device.*cuda:1"):
         request_gpus(OmegaConf.create({"device": "cuda:1", "hydra": {"launcher": LAUNCHER}}))
@@ -220,3 +229,27 @@ def test_a_job_that_would_begin_anew_or_end_at_once_is_refused(launcher, overwri
         return
     with pytest.raises(UsageError, match=re.escape(key)):
         check_requeued(cfg)
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("page", ["install.md", "scale.md"])
+@pytest.mark.parametrize(("status", "requeued"), [(0, ""), (1, ""), (75, "requeue 12\n")])
+def test_a_batch_script_of_the_pages_is_requeued_and_fails_as_the_run_does(
+    page, status, requeued, tmp_path
+):
+    (script,) = re.findall(r"^#!/bin/bash\n.*?(?=^```)", (DOCS / page).read_text(), re.M | re.S)
+    venv = tmp_path / "yamame/.venv/bin"
+    venv.mkdir(parents=True)
+    (venv / "activate").touch()
+    calls = tmp_path / "calls"
+    calls.touch()
+    programs = {"srun": f"exit {status}", "scontrol": f'echo "$@" >>{calls}'}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin", "HOME": str(tmp_path)}
+    env |= {"SLURM_JOB_ID": "12", "SLURM_CPUS_PER_TASK": "8"}
+    done = subprocess.run(["bash", "-c", script], env=env, timeout=60, check=False)
+    assert (done.returncode, calls.read_text()) == (status, requeued)

@@ -51,6 +51,11 @@ def test_every_job_that_is_valid_alone_is_valid_in_a_sweep(arguments, count):
         assert len(check(*arguments)) == count
 
 
+def test_the_devices_of_all_jobs_are_known_before_the_first_begins():
+    line = read_command_line(["-m", "hardware=cpu,gpu"], str(conf_dir()), "train")
+    assert check_sweep(planned(line), CONFIGS["train"]).devices == {"cpu", "cuda"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "job", "key"),
     [

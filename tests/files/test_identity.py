@@ -91,6 +91,21 @@ def test_every_differing_key_is_named_with_both_values():
     assert "gammas" not in message
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "remedy"),
+    [
+        ({"processes": 2}, {}, "; start it as 2 processes of torchrun or srun, or another"),
+        ({}, {"processes": 2}, "; start it without torchrun, or another run.name"),
+        ({"seed": 1}, {"seed": 2, "processes": 2}, "seed=1, start it without torchrun, or another"),
+    ],
+)
+def test_the_number_of_processes_is_no_setting_to_give(before, after, remedy):
+    with pytest.raises(UsageError) as raised:
+        compare_config(before, after)
+    assert remedy in str(raised.value)
+    assert "processes=" not in str(raised.value)
+
+
 def test_what_was_done_stays_done_whoever_does_it_and_is_evaluated_again_by_other_tasks():
     others = {
         "workers": {"num_processes": 2},

@@ -1,8 +1,7 @@
-"""Runs laws, or a recipe, on the emulated device.
+"""Runs laws, with arguments of pytest, or a recipe, on the emulated device::
 
-    python tests/gpu_emulation/program.py laws tests/gpu_emulation/laws_of_device.py [arguments of
-    pytest] python tests/gpu_emulation/program.py run recipes/train.py device=cuda debug=tiny
-    logger=none
+    python tests/gpu_emulation/program.py laws tests/gpu_emulation/laws_of_device.py -k pinned
+    python tests/gpu_emulation/program.py run recipes/train.py device=cuda debug=tiny
 
 A law that a test of the suite runs by a process of its own is found by its name:
 ``laws ... -k name``.

@@ -111,8 +111,9 @@ def main(
             # All jobs are checked before the first begins, and before Hydra sees the sweep.
             if line.is_sweep:
                 line = planned(line)
-                jobs = stack.enter_context(table_of_jobs(*check_sweep(line, model)))
-                run_sweep(line, checked, VERSION_BASE)
+                sweep = check_sweep(line, model)
+                jobs = stack.enter_context(table_of_jobs(*sweep[:3]))
+                run_sweep(line, checked, VERSION_BASE, devices=sweep.devices)
             else:
                 hydra.main(directory, config_name, VERSION_BASE)(checked)()
     except (UsageError, HydraException, OmegaConfBaseException, YAMLError) as error:

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -168,18 +168,28 @@ def overrides() -> list[str]:
     return OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # type: ignore[return-value]
 
 
-def check_sweep(
-    line: CommandLine, model: type[Config] | None
-) -> tuple[Path, list[list[str]], list[str]]:
+class CheckedSweep(NamedTuple):
+    """What is known of a sweep before its first job begins.
+
+    Attributes:
+        folder: The directory of the sweep.
+        jobs: Overrides of each job, empty if a search chooses them.
+        reports: Commands that make pages of its runs, one per MLflow experiment.
+        devices: Devices of the jobs.
+    """
+
+    folder: Path
+    jobs: list[list[str]]
+    reports: list[str]
+    devices: set[str]
+
+
+def check_sweep(line: CommandLine, model: type[Config] | None) -> CheckedSweep:
     """Compose and check every job of a sweep.
 
     Args:
         line: Command line, see `yamame.cli.sweeps.planned`.
         model: Model of the settings; None: settings are not checked.
-
-    Returns:
-        The directory of the sweep; the overrides of its jobs, empty if a search chooses them; the
-        commands that make pages of its runs, one per MLflow experiment.
 
     Raises:
         UsageError: A configuration is wrong, or two jobs share a directory.
@@ -187,6 +197,7 @@ def check_sweep(
     jobs = list(jobs_of(line))
     owners: dict[Path, str] = {}
     reports: list[str] = []
+    devices: set[str] = set()
     sweep_dir = Path()
     with line.composing():
         for number, job in enumerate(jobs):
@@ -201,13 +212,14 @@ def check_sweep(
                     del cfg["hydra"]
                 check(cfg, model, overridden=keys_of(job))
 
+            devices.add(str(OmegaConf.select(cfg, "device", default="cpu")))
             report = _report_of(cfg)
             if report is not None and report not in reports:
                 reports.append(report)
             if OmegaConf.is_dict(cfg.get("run")):
                 path = (Path(cfg.run.root) / run_name(cfg, hydra_config)).resolve()
                 _claim_directory(path, label_of(line, number, job), owners)
-    return sweep_dir, [] if line.is_search else jobs, reports
+    return CheckedSweep(sweep_dir, [] if line.is_search else jobs, reports, devices)
 
 
 def _claim_directory(path: Path, label: str, owners: dict[Path, str]) -> None:

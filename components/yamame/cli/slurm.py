@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -16,11 +16,12 @@ _PREEMPTION = "SUBMITIT_PREEMPT_SIGNAL"
 """Environment variable with submitit's name of the signal that Slurm sends before a job ends."""
 
 
-def request_gpus(cfg: DictConfig) -> None:
-    """Let jobs of submitit ask for a GPU where ``device=cuda`` and no number is set.
+def request_gpus(cfg: DictConfig, devices: Collection[str] = ()) -> None:
+    """Let jobs of submitit ask for a GPU where one has ``device=cuda`` and no number is set.
 
     Args:
         cfg: Configuration of the sweep, with Hydra's own, which is changed.
+        devices: Devices of all jobs; submitit makes the same request for each.
 
     Raises:
         UsageError: The device has an index, which no job can have.
@@ -28,10 +29,11 @@ def request_gpus(cfg: DictConfig) -> None:
     launcher = cfg.hydra.launcher
     if "gpus_per_node" not in launcher or launcher.gpus_per_node is not None:
         return
-    device = str(OmegaConf.select(cfg, "device", default="cpu"))
-    if device.startswith("cuda:"):
-        raise UsageError(f"device: must be cuda in jobs with a GPU of their own, got {device}")
-    if device == "cuda":
+    own = str(OmegaConf.select(cfg, "device", default="cpu"))
+    for device in sorted({own, *devices}):
+        if device.startswith("cuda:"):
+            raise UsageError(f"device: must be cuda in jobs with a GPU of their own, got {device}")
+    if "cuda" in {own, *devices}:
         with open_dict(launcher):
             launcher.gpus_per_node = 1
 

@@ -6,7 +6,7 @@ encoder=gru,lstm encoder.hidden_size=32``.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -52,9 +52,11 @@ class _Sweep(Hydra):
 
     Attributes:
         first_job: Overrides of the first job.
+        devices: Devices of all jobs.
     """
 
     first_job: list[str]
+    devices: list[str]
 
     def compose_config(
         self, config_name: str | None, overrides: list[str], *arguments: Any, **options: Any
@@ -73,21 +75,30 @@ class _Sweep(Hydra):
             if is_quiet and SWEEP_VARIABLE in os.environ:
                 # Hydra's sweeper writes multirun.yaml; recipes without runs leave no file behind.
                 cfg.hydra.sweep.dir = os.environ[SWEEP_VARIABLE]
-        request_gpus(cfg)
+        # Jobs may differ in the device, as with hardware=cpu,gpu.
+        request_gpus(cfg, self.devices)
         return cfg
 
 
-def run_sweep(line: CommandLine, task: Callable[[DictConfig], Any], version_base: str) -> None:
+def run_sweep(
+    line: CommandLine,
+    task: Callable[[DictConfig], Any],
+    version_base: str,
+    *,
+    devices: Collection[str] = (),
+) -> None:
     """Run the jobs of a sweep, as ``hydra.main`` does.
 
     Args:
         line: Command line, see `planned`.
         task: The recipe, of the configuration of a job.
         version_base: Hydra's version whose defaults apply.
+        devices: Devices of all jobs.
     """
     version.setbase(version_base)
     name = detect_task_name(*detect_calling_file_or_module_from_task_function(task))
     with line.composing(name, _Sweep) as hydra:
         assert isinstance(hydra, _Sweep)
         hydra.first_job = next(jobs_of(line))
+        hydra.devices = sorted(devices)
         hydra.multirun(line.config_name, task, list(line.overrides))

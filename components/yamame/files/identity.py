@@ -42,6 +42,8 @@ MACHINE = (
 """
 
 _PRECISION = ("schedule.autocast", "collector.autocast")
+_PROCESSES = "processes"
+"""Entry of the configuration of a run in several processes, which is no setting."""
 
 ADDED = {
     "float32_matmul_precision": "highest",
@@ -290,11 +292,12 @@ def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     # The default of a setting may have changed since the run began, so its former value is shown as
     # an override.
     former = added(saved) | flatten(saved)
-    remedies = ["give the former values"]
+    are_settings = [text.partition(":")[0] for text in others] != [_PROCESSES]
+    remedies = ["give the former values"] if are_settings else []
     overrides = []
     for text in [*others, *precision]:
         key = text.partition(":")[0]
-        if key not in former or f"{key}._target_" in former:
+        if key == _PROCESSES or key not in former or f"{key}._target_" in former:
             continue
         value = former[key]
         if value is None:
@@ -306,6 +309,10 @@ def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
             overrides.append(f"'{key}=[{','.join(map(str, value))}]'")
     if overrides:
         remedies.append(" ".join(overrides))
+    number = saved.get(_PROCESSES, 1)
+    if number != current.get(_PROCESSES, 1):
+        words = "without torchrun" if number == 1 else f"as {number} processes of torchrun or srun"
+        remedies.append(f"start it {words}")
     remedies.append("or another run.name")
     message = f"a resumed run must keep its configuration, got {'; '.join(others)}"
     raise UsageError(message, key="resume", remedy=", ".join(remedies))
