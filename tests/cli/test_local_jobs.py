@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
+from yamame.cli import local_jobs
 from yamame.cli.local_jobs import LocalSweep, _Job, _next_job, place_jobs, visible_gpus
 from yamame.cli.mps import sharing_gpus
 
@@ -109,6 +110,14 @@ def test_four_jobs_use_both_gpus_and_a_job_that_is_killed_leaves_the_others_alon
     rows = stdout.partition("job  outcome")[2].splitlines()[1:5]
     became = [line.split()[1] for line in rows]
     assert became == ["ran", "stopped", "ran", "ran"], stdout + stderr
+
+
+@pytest.mark.parametrize(("n_jobs", "num_workers"), [(-1, 2), (8, 8)])
+def test_places_on_gpus_are_known_where_cores_limit_the_jobs(n_jobs, num_workers, monkeypatch):
+    monkeypatch.setattr(local_jobs, "usable_cores", lambda: 2)
+    settings = {"num_jobs": 9, "jobs_per_device": 4, "gpus": ["0", "1"]}
+    place = place_jobs({"cuda"}, n_jobs=n_jobs, **settings)
+    assert (place.num_workers, place.places) == (num_workers, 8)
 
 
 def test_a_group_that_chooses_the_device_of_later_jobs_places_them(begin, tmp_path):

@@ -26,6 +26,7 @@ from omegaconf import OmegaConf, open_dict
 from yamame.cli.jobs import LostJobs
 from yamame.cli.mps import sharing_gpus
 from yamame.files.identity import key_of
+from yamame.system.cores import usable_cores
 from yamame.system.messages import print_stderr
 from yamame.system.signals import SIGNALS, blocked
 
@@ -41,12 +42,14 @@ class Placement:
         visible: ``CUDA_VISIBLE_DEVICES`` of each worker; None where it stays as it is.
         num_gpus: GPUs that the sweep uses.
         most_on_index: Largest number of jobs on a GPU that jobs name by its index; None if none do.
+        places: Jobs that the GPUs can hold; 0 without a GPU.
     """
 
     num_workers: int
     visible: list[str | None]
     num_gpus: int
     most_on_index: int | None
+    places: int
 
     @property
     def is_shared(self) -> bool:
@@ -71,20 +74,20 @@ def place_jobs(
     >>> place.num_workers, place.visible
     (4, ['4', '5', '4', '5'])
     """
-    num_cores = len(os.sched_getaffinity(0))
-    num_workers = n_jobs if n_jobs > 0 else max(1, num_cores + 1 + n_jobs)
+    num_workers = n_jobs if n_jobs > 0 else max(1, usable_cores() + 1 + n_jobs)
     num_workers = min(num_workers, num_jobs)
     has_index = any(device.startswith("cuda:") for device in devices)
     with_index = {_index_of(device) for device in devices} - {None} if has_index else set()
     is_placed = "cuda" in devices and not has_index and len(gpus) > 0
     num_gpus = len(gpus) if is_placed else len(with_index)
+    places = num_gpus * jobs_per_device
     if num_gpus > 0:
-        num_workers = min(num_workers, num_gpus * jobs_per_device)
+        num_workers = min(num_workers, places)
     visible: list[str | None] = [None] * num_workers
     if is_placed:
         visible = [gpus[number % num_gpus] for number in range(num_workers)]
     most_on_index = jobs_per_device if has_index else None
-    return Placement(num_workers, visible, min(num_gpus, num_workers), most_on_index)
+    return Placement(num_workers, visible, min(num_gpus, num_workers), most_on_index, places)
 
 
 def _index_of(device: str) -> str | None:
@@ -198,6 +201,12 @@ class LocalSweep:
             print_stderr(
                 f"launcher: {number} at the same time, not {n_jobs}, on {gpus}; "
                 "hydra.launcher.jobs_per_device lets jobs share a GPU"
+            )
+        wanted = min(placement.places, len(jobs))
+        if n_jobs < 0 and placement.num_workers < wanted:
+            print_stderr(
+                f"launcher: {_number_of('job', placement.num_workers)} at the same time, by the "
+                f"number of cores; hydra.launcher.n_jobs={wanted} uses all places on the GPUs"
             )
         self.num_workers = placement.num_workers
         with sharing_gpus(placement.is_shared):

@@ -9,6 +9,7 @@ import psutil
 import torch
 
 from yamame.cli.sections import AnyConfig
+from yamame.system.cores import usable_cores
 
 GIGABYTE = 1e9
 _GROUP = Path("/sys/fs/cgroup")
@@ -42,18 +43,11 @@ def _existing(folder: Path) -> Path:
     return path
 
 
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def describe_machine(cfg: AnyConfig) -> str:
     """Describe the machine in one line."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     parts = [
-        f"{num_cores()} cores, of which torch uses {torch.get_num_threads()}",
+        f"{usable_cores()} cores, of which torch uses {torch.get_num_threads()}",
         f"{memory_left() / GIGABYTE:.1f} GB of memory",
         f"{disk_left(Path(cfg.run.root)) / GIGABYTE:.1f} GB of disk at {cfg.run.root}",
         *(gpus or ["no GPU"]),
@@ -65,7 +59,7 @@ def describe_machine(cfg: AnyConfig) -> str:
 
 def problems(cfg: AnyConfig) -> Iterator[str]:
     """Yield a line for each setting or variable that keeps a run from beginning."""
-    cores = num_cores()
+    cores = usable_cores()
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     if not threads.isdecimal() or not 0 < int(threads) <= cores:
         allowed = f"must be from 1 to the {cores} cores there are"

@@ -1,8 +1,9 @@
 """Kind of machine that a run uses. CPU-seconds mean little without it."""
 
-import os
 import platform
 from pathlib import Path
+
+from yamame.system.cores import usable_cores
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -18,7 +19,7 @@ def machine() -> dict[str, str]:
 
     described = {
         "processor": processor_name(),
-        "cores": str(_num_cores()),
+        "cores": str(usable_cores()),
         "threads": str(torch.get_num_threads()),
     }
     if torch.cuda.is_available():
@@ -39,10 +40,3 @@ def processor_name() -> str:
         if name.strip() == "model name" and value.strip():
             return value.strip()
     return platform.processor() or platform.machine()
-
-
-def _num_cores() -> int:
-    # A container or a scheduler may leave a process fewer cores than the machine has.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -1,0 +1,14 @@
+"""Number of processor cores."""
+
+import os
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use.
+
+    A container or a scheduler may leave a process fewer cores than the machine has.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    # macOS does not tell which of them a process may use.
+    return os.cpu_count() or 1
