@@ -123,7 +123,7 @@ def test_the_minutes_of_the_budget_do_not_count_what_is_built(monkeypatch, tmp_p
         (["~env"], r"env: must be given, got ~env"),
         (
             ["budget.env_steps=2000", "schedule.learning_starts=4096"],
-            r"budget.env_steps: must be .* 4106, .* got 2000",
+            r"budget.env_steps: must be .* 4116, .* got 2000",
         ),
         (["checkpoint.keep=0"], r"checkpoint.keep: must be an integer of at least 1, got 0"),
         (

@@ -761,8 +761,8 @@ def test_replays_train_as_ordinary_updates_and_read_what_is_declared(record, mon
         parameters(learners[1]), parameters(learners[0]), rtol=1e-3, atol=1e-5
     )
     # What is recorded later, with other weights and another learning rate, bakes in the same
-    # numbers.
-    assert recorder.numbers[2:] == recorder.numbers[:2]
+    # numbers. As texts, because one of them is NaN.
+    assert repr(recorder.numbers[2:]) == repr(recorder.numbers[:2])
     memory = [value.data_ptr() for value in state_of(learner.loss)]
     learner.evaluate(batches[0])
     learner.loss.load_state_dict(learners[0].loss.state_dict())
@@ -821,7 +821,7 @@ def test_a_number_that_changes_and_a_tensor_that_is_not_declared_are_found(recor
         recorder = record(learner, recorder)
         for _ in range(3):
             learner.update(of_size(2))
-    assert recorder.numbers[2:] != recorder.numbers[:2]
+    assert repr(recorder.numbers[2:]) != repr(recorder.numbers[:2])
     learner = sloped(loss=Held())
     record(learner)
     learner.update(of_size(2))
