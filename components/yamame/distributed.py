@@ -131,7 +131,7 @@ def process_group(device: str = "cpu") -> Iterator[None]:
     """Join the processes of ``torchrun`` or ``srun`` within the context; do nothing without them.
 
     Messages between ranks are waited for up to ten minutes; those of `on_rank0`, and of
-    `all_gather` unless told otherwise, up to two hours.
+    `all_gather`, unless ``waits_long=False``, up to two hours.
 
     Args:
         device: Device of the run; for ``cuda`` each process uses the GPU of its local rank.

@@ -169,7 +169,7 @@ def overrides() -> list[str]:
 
 
 class CheckedSweep(NamedTuple):
-    """What is known of a sweep before its first job begins.
+    """Plan of a sweep, before its first job begins.
 
     Attributes:
         folder: The directory of the sweep.

@@ -10,5 +10,5 @@ def usable_cores() -> int:
     """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
-    # macOS does not tell which of them a process may use.
+    # macOS has no call for the cores of a process.
     return os.cpu_count() or 1

@@ -27,7 +27,7 @@ def check_takes(owner: str, hook: str, function: Callable[..., Any], *names: str
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # a compiled function, which does not tell
+        return  # a compiled function has no signature
     try:
         signature.bind(*names)
     except TypeError as error:

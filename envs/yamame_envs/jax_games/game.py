@@ -28,10 +28,10 @@ class Game:
         reset: Function ``(key, task) -> (observation, state)``.
         step: Function ``(key, state, action, task) -> (observation, state, reward, terminated,
             truncated, info)``. An episode that is both is terminated. ``info`` is a dictionary, in
-            which success may be told, or None.
+            which success may be reported, or None.
         action_space: Space of an action: of Gymnax or Gymnasium, or any object with ``n``, with
             ``nvec``, or with ``low``, ``high`` and ``shape``.
-        observation_space: Space of an observation. None: dtypes and shapes tell.
+        observation_space: Space of an observation. None: inferred from dtypes and shapes.
         time_limit: Steps after which an episode is over; None without a limit.
         draw_task: Function ``key -> task``, a pytree of arrays. None: there are no tasks apart from
             keys; functions get None, and the key of ``reset`` decides which task it is.
@@ -204,7 +204,7 @@ def _ends(env: Any, state: Any, params: Any, done: Any, info: Any) -> tuple[Any,
         if home != _GYMNAX_BASE or hasattr(state, "time"):
             return done, method(state, params)
     if isinstance(info, Mapping) and "truncated" in info:
-        # The info tells why an episode is done, so `done` is true there, too.
+        # The info holds the reason why an episode is done, so `done` is true there, too.
         truncated = info["truncated"]
         return jnp.logical_and(done, jnp.logical_not(truncated)), truncated
     return done, jnp.zeros((), bool)

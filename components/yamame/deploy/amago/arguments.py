@@ -277,7 +277,7 @@ class Arguments:
 
     @property
     def _has_popart(self) -> bool:
-        """Whether values have been normalised in training; AMAGO's counter begins with 1."""
+        """True if values were normalised in training; AMAGO's counter starts at 1."""
         counter = self._network.popart[-1]
         return bool((counter > 1).any())
 
