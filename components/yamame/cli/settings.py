@@ -336,6 +336,11 @@ class LeaderboardConfig(Config):
     page: VerbatimText | None
     """Markdown page whose marked table is replaced; null: leaderboard/<suite>-<tier>.md. A CSV file
     beside it has a row per run."""
+    compare: Node
+    """Learners of other libraries that are given the same tasks, by name: a class each. Choices as
+    compare=[recurrent_ppo]."""
+    trust: list[Text]
+    """Packages outside of Yamame whose classes `compare` may name, as [mylab.]."""
     baseline: VerbatimText | None
     """CSV file of an earlier call with other overrides, to compare scores with; null: none."""
     only_check: bool
@@ -381,7 +386,7 @@ class ContractSettings(Section):
     """Published scores by memory."""
     num_tasks: Side = 256
     """Number of reported tasks."""
-    env: Node = Node({})  # noqa: RUF009
+    env: Node = Node({})
     """Settings of the environment of the reported tasks that differ from evaluations in
     training."""
     cpu: CPUContract = CPUContract()

@@ -367,7 +367,8 @@ class Run(RunState):
         start = time.monotonic()
         try:
             max_steps = steps_of_evaluation(self)
-            result = play_held_out(self.cfg, self.policy, self.held_out, max_steps=max_steps)
+            with schedules.timed_evaluation(self):
+                result = play_held_out(self.cfg, self.policy, self.held_out, max_steps=max_steps)
         except signals.Terminated:
             # The checkpoint notes that an evaluation is due; the resumed run makes it.
             self.exit_if_received()
