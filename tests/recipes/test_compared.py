@@ -13,7 +13,8 @@ from yamame.cli.sections import Node
 from yamame.runs import comparisons
 from yamame.runs.build import build_env
 
-TINY = ("env=tmaze", "env.length=4", "debug=tiny", "budget.updates=null", "budget.env_steps=300")
+SHORT = ("debug=tiny", "budget.updates=null", "budget.env_steps=300")
+TINY = ("env=tmaze", "env.length=4", *SHORT)
 
 
 def test_arrays_are_what_an_agent_observes_and_episodes_begin_anew():
@@ -68,11 +69,11 @@ class Watched:
             steps += self.steps_at_once
 
 
-def learned(learner, monkeypatch, tmp_path, *overrides):
+def learned(learner, monkeypatch, tmp_path, *overrides, task=TINY):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(comparisons, "instantiate", lambda node: learner)
     node = Node({"_target_": "lab.Learner"}, key="compare.lab")
-    return comparisons.compared_run(yamame.compose(*TINY, *overrides), "lab", node)
+    return comparisons.compared_run(yamame.compose(*task, *overrides), "lab", node)
 
 
 def test_evaluations_come_at_the_eighths_of_the_budget_and_at_its_end(monkeypatch, tmp_path):
@@ -95,16 +96,17 @@ def test_generators_are_left_as_they_were_and_the_result_is_kept(monkeypatch, tm
         learned(None, monkeypatch, tmp_path, "seed=1")
 
 
-@pytest.mark.parametrize("task", [("env.length=4",), ("env=wind", "env.time_limit=6")])
+@pytest.mark.parametrize("task", [TINY, ("env=wind", "env.time_limit=6", *SHORT)])
 def test_recurrent_ppo_learns_and_its_copy_is_evaluated(monkeypatch, tmp_path, task):
     pytest.importorskip("sb3_contrib")
     learner = RecurrentPPO(num_envs=2, settings={"n_steps": 16, "batch_size": 16, "n_epochs": 1})
-    report = learned(learner, monkeypatch, tmp_path, *task, "budget.env_steps=80")
+    steps = "budget.env_steps=80"
+    report = learned(learner, monkeypatch, tmp_path, steps, task=task)
     assert (report["env_steps"], report["updates"]) == (80, 2)
     assert report["cpu_s"] > 0
     assert report["curve"][-1]["return_mean"] is not None
     # The same seed gives the same agent, although a clock runs.
-    again = learned(learner, monkeypatch, tmp_path, *task, "budget.env_steps=80", "run.root=b")
+    again = learned(learner, monkeypatch, tmp_path, steps, "run.root=b", task=task)
     assert again["curve"] == report["curve"]
 
 
