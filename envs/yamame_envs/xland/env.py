@@ -63,7 +63,7 @@ class XLand(BatchedEnv):
             3 plus 1.
         level: Distribution of rulesets: ``trivial``, without rules, ``small``, ``medium`` or
             ``high``; or the arguments of a `yamame_envs.xland.rulesets.Distribution`.
-        view_size: Cells V along a side of the view; odd, at least 3.
+        view_size: Cells V along a side of the view; odd, 3 to 31.
         num_trials: Number of trials of an episode.
         trial_limit: Largest number of steps of a trial. None: ``3 * size * size``, as in the
             original.
@@ -104,7 +104,7 @@ class XLand(BatchedEnv):
         rooms: RoomsName = "R1",
         size: Annotated[int, Bounds(least=3, most=64)] = 9,
         level: Level | Mapping[str, Any] = "trivial",
-        view_size: Annotated[int, Bounds(least=3)] = 5,
+        view_size: Annotated[int, Bounds(least=3, most=31)] = 5,
         num_trials: PositiveInt = 4,
         trial_limit: PositiveInt | None = None,
         reward: Reward = "timed",
@@ -116,7 +116,7 @@ class XLand(BatchedEnv):
         device: str | torch.device = "cpu",
     ) -> None:
         require_choice(self.label, "reward", reward, get_args(Reward))
-        require(self.label, "view_size", view_size, view_size % 2 == 1, "be odd and at least 3")
+        require(self.label, "view_size", view_size, view_size % 2 == 1, "be odd")
         self.hold_out(split, split_by)
         self._distribution = self._distribution_of(level)
         if self._distribution.num_rules == 0:

@@ -209,6 +209,7 @@ def test_rules_are_applied_in_play():
         ({"level": "high", "size": 6}, "size"),
         ({"view_size": 4}, "view_size"),
         ({"view_size": 1}, "view_size"),
+        ({"view_size": 33}, "view_size"),
         ({"num_trials": 0}, "num_trials"),
         ({"trial_limit": 0}, "trial_limit"),
         ({"reward": "none"}, "reward"),
