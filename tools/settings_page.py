@@ -51,7 +51,7 @@ def page() -> str:
         text = f"## {recipe}\n\n"
         if base is not None:
             name = "train" if base is TrainConfig else heading_of(base)
-            text += f"Beside those of [{name}](#{name.lower().replace(' ', '-')}):\n\n"
+            text += f"All settings of [{name}](#{name.lower().replace(' ', '-')}), and:\n\n"
         parts.append(text + table(model, base))
     return "\n".join(parts)
 
