@@ -36,6 +36,7 @@ from yamame.report.markdown import plain_table
 from yamame.report.scores import ScoredRun
 from yamame.report.terminal import print_columns
 from yamame.runs import suites
+from yamame.runs.comparisons import build_learner
 from yamame.runs.suites import PlannedRuns
 from yamame.system.installed import recipe_command
 from yamame.system.messages import print_stderr, print_stdout
@@ -51,7 +52,7 @@ def leaderboard(cfg: LeaderboardConfig) -> Path | None:
         yamame.compose(*runs.overrides)  # a mistake is found before hours of training
     baseline = baseline_of(cfg, planned)
     for node in cfg.compare.values():
-        instantiate(node)  # so is a missing package
+        build_learner(node)  # so is a missing package
     if cfg.only_check:
         for runs in planned:
             seeds = f"seed={','.join(map(str, cfg.seeds))}"

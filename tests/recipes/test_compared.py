@@ -8,7 +8,7 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame.baselines import RecurrentPPO
 from yamame.baselines.vector_env import ArrayEnv, FlatObservations, write_actions
-from yamame.checks import ArgumentError
+from yamame.checks import ArgumentError, UsageError
 from yamame.cli.sections import Node
 from yamame.runs import comparisons
 from yamame.runs.build import build_env
@@ -71,7 +71,7 @@ class Watched:
 
 def learned(learner, monkeypatch, tmp_path, *overrides, task=TINY):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(comparisons, "instantiate", lambda node: learner)
+    monkeypatch.setattr(comparisons, "build_learner", lambda node: learner)
     node = Node({"_target_": "lab.Learner"}, key="compare.lab")
     return comparisons.compared_run(yamame.compose(*task, *overrides), "lab", node)
 
@@ -143,3 +143,8 @@ def test_actions_are_written_as_the_environment_takes_them():
     write_actions(timestep, torch.ones(3, 2).double().numpy(), env.actions)
     assert timestep["action"].dtype == torch.float32
     assert timestep["action"].shape == (3, 2)
+
+
+def test_a_class_that_cannot_learn_is_refused():
+    with pytest.raises(UsageError, match="method learn"):
+        comparisons.build_learner(Node({"_target_": "torch.nn.Identity"}, key="compare.lab"))

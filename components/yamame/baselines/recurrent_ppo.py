@@ -19,7 +19,8 @@ class RecurrentPPO:
     """RecurrentPPO of sb3-contrib with ``MlpLstmPolicy``, on the CPU.
 
     Observations are one vector: all that an agent observes, with tokens one-hot, and without
-    normalization, as by default in Stable-Baselines3.
+    normalization, as by default in Stable-Baselines3. Updates are counted as there: one for each
+    pass over a rollout.
 
     Args:
         num_envs: Number of envs that are played side by side.

@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
 from yamame.baselines import Learner
-from yamame.checks import UsageError, at_key, require
+from yamame.checks import UsageError, at_key, require_setting
 from yamame.cli.names import file_name
 from yamame.cli.nodes import instantiate, plain, select
 from yamame.cli.sections import AnyConfig, Node
@@ -147,23 +147,37 @@ def compared_run(cfg: AnyConfig, name: str, node: Node) -> dict[str, Any]:
         if known.get("settings") == settings:
             return known
 
-    print_stderr(f"{folder.name}: learning anew")
+    print_stderr(f"{folder.name}: begins")
     generators = GlobalRNGState()
     former = generators.state_dict()
     try:
         with ExitStack() as exits:
             task = ComparedTask(cfg, exits)
-            learner: Learner = instantiate(node)
-            learner.learn(task)
+            build_learner(node).learn(task)
     finally:
         generators.load_state_dict(former)  # a learner may seed them
-    require(name, "learn", "an end before", task.is_over, "go on until goes_on() returns False")
+    if not task.is_over:
+        message = "learn() must go on until goes_on() returns False, got an earlier end"
+        raise UsageError(message, key=f"compare.{name}")
 
     counts = {"env_steps": task.env_steps, "updates": task.updates}
     report = {"settings": settings, "curve": task.curve, **counts, **task.costs.state_dict()}
     make_folder(folder)
     write_json(path, report)
     return report
+
+
+def build_learner(node: Node) -> Learner:
+    """Build a learner of ``compare``.
+
+    Raises:
+        UsageError: It cannot be built, or has no method ``learn``.
+    """
+    learner: Learner = instantiate(node)
+    can_learn = callable(getattr(learner, "learn", None))
+    target = node["_target_"]
+    require_setting("compare", target, can_learn, "be a class with the method learn(task)")
+    return learner
 
 
 def _settings_of(cfg: AnyConfig, node: Node) -> dict[str, Any]:
