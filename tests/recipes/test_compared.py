@@ -21,9 +21,9 @@ def test_arrays_are_what_an_agent_observes_and_episodes_begin_anew():
     cfg = yamame.compose(*TINY)
     env = ArrayEnv(build_env(cfg, num_envs=3, seed=0))
     first = env.reset()
-    # Junction and sign; the previous action (4) and reward, and the time.
-    assert first.shape == (3, 2 + 4 + 1 + 1)
-    assert (first[:, -1] == 0).all()
+    # Junction and sign; the previous action (4) and reward, the time, and the start of a trial.
+    assert first.shape == (3, 2 + 4 + 1 + 1 + 1)
+    assert first[:, -2:].tolist() == [[0.0, 1.0]] * 3
     alone = FlatObservations(build_env(cfg, num_envs=3, seed=0), context=False)
     assert alone.size == 2
     for step in range(5):
@@ -32,7 +32,8 @@ def test_arrays_are_what_an_agent_observes_and_episodes_begin_anew():
     assert not steps.truncated.any()
     assert steps.last.shape == first.shape
     assert (steps.last != steps.observations).any()
-    assert (steps.observations[:, -1] == 0).all()
+    assert steps.observations[:, -2:].tolist() == [[0.0, 1.0]] * 3
+    assert steps.last[:, -2:].tolist() == [[1.0, 0.0]] * 3
 
 
 class Shaped:
