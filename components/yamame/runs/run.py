@@ -339,9 +339,8 @@ class Run(RunState):
 
     def log(self, metrics: Mapping[str, float], *, step: int | None = None) -> None:
         """Log metrics, at the present step unless a different one is given."""
-        if step is None:
-            step = self.progress.step
-        self.callbacks.call(self, "on_log", metrics, step)
+        at = self.progress.step if step is None else step
+        self.callbacks.call(self, "on_log", metrics, at)
 
     def evaluate_and_save(self) -> None:
         """Evaluate, and write a checkpoint, if they are due (`yamame.runs.schedules`)."""
