@@ -46,6 +46,7 @@ def serve(cfg: ServeConfig) -> None:
         max_request_bytes=cfg.max_request_bytes,
     )
     print(server.address, flush=True)
+    print_stderr(f"serve: {cfg.run} answers until Ctrl-C")
     received = server.serve_until_signal()
     print_stderr(f"serve: ended by {received.name}, {service.num_sessions} sessions were going on")
 

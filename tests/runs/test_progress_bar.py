@@ -71,7 +71,7 @@ def test_a_log_gets_one_plain_line_per_interval_with_the_speed_of_that_interval(
         "20%",
         "6,000 steps",
         "20 updates",
-        "success 0.250 of 20",
+        "success 0.250 (20 episodes)",
         "loss 1.5",
         "100 steps/s",
         "1.0 updates/s",
@@ -96,12 +96,12 @@ def test_unknown_and_non_finite_numbers_are_shown_as_a_dash():
     [
         (1, 1, "success -"),
         (1, 9, "success -"),
-        (1, 10, "success 1.000 of 10"),
+        (1, 10, "success 1.000 (10 episodes)"),
         (16, 10, "success -"),
-        (16, 16, "success 1.000 of 16"),
+        (16, 16, "success 1.000 (16 episodes)"),
         (512, 99, "success -"),
         (512, 100, "success 1.000 "),
-        (None, 10, "success 1.000 of 10"),
+        (None, 10, "success 1.000 (10 episodes)"),
     ],
 )
 def test_outcomes_are_shown_when_every_environment_may_have_ended_an_episode(

@@ -156,6 +156,12 @@ def test_a_step_without_is_init_is_refused(name: str) -> None:
 
 
 @every
+def test_a_plain_tensor_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"tensordict must be a TensorDict, got .*Tensor"):
+        MAKE[name]()(torch.zeros(2, 3))
+
+
+@every
 def test_keys_can_be_renamed_and_nested(name: str) -> None:
     keys = TrajectoryKeys(
         ("agent", "x"), ("agent", "t"), ("agent", "init"), ("agent", "real"), ("agent", "h")

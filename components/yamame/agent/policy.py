@@ -15,6 +15,7 @@ from yamame.checks import ArgumentError, require
 from yamame.execution.capturing import capturing
 from yamame.execution.recorded_function import RecordedFunction
 from yamame.execution.recorder import Compiled, Recorder
+from yamame.rollouts import require_tensordict
 from yamame.trajectory import SigmaReparamLinear, TrajectoryEncoder
 
 
@@ -82,6 +83,7 @@ class InContextPolicy(TensorDictModuleBase):
 
         While it is captured, after `reserve`, no branch depends on the data.
         """
+        require_tensordict(type(self).__name__, tensordict)
         encoder = self.trajectory_encoder
         memory = encoder.memory
         if not capturing():

@@ -20,6 +20,8 @@ from yamame.report.terminal import print_columns
 
 Numbers = Mapping[str, Any]
 METRICS = ("success", "return")
+_SHARED = ("run", "gamma", "episodes", "tasks", "interval over", "played to the end")
+"""Columns that a table leaves out if all of its rows agree."""
 _PICTURES = (
     "in_context.png",
     "attention.png",
@@ -196,10 +198,14 @@ def print_tables(
     for run in runs:
         for numbers in run["gammas"]:
             for who, part in _with_control(numbers):
-                start = {"run": run["source"], "gamma": numbers["gamma"], "who": who}
+                start = {"run": run["source"], "gamma": numbers["gamma"], "played by": who}
                 rows.append(start | _row(part))
     novelties = dict.fromkeys(run["evaluated_on"] for run in runs)  # without repetitions
-    print_columns(f"evaluation ({'; '.join(novelties)})", rows)
+    shared, rows = _split_shared(rows)
+    title = f"evaluation ({'; '.join(novelties)})"
+    if shared:
+        title += ": " + ", ".join(f"{name} {value}" for name, value in shared.items())
+    print_columns(title, rows)
 
     for name, of_run in memory.items():
         print_columns(f"memory of {name}", of_run)
@@ -210,6 +216,25 @@ def print_tables(
         for metric, estimate in report["improvement"].items():
             rows.append({"metric": metric, "probability": format_interval(**estimate)})
         print_columns("how likely a run is better than one of against", rows)
+
+
+def _split_shared(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Split rows into the values that are the same in several rows, and the rest.
+
+    A table of all columns is too wide for a terminal.
+
+    >>> _split_shared([{"run": "a", "gamma": 0.9}, {"run": "a", "gamma": 0.99}])
+    ({'run': 'a'}, [{'gamma': 0.9}, {'gamma': 0.99}])
+    """
+    shared: dict[str, Any] = {}
+    for name, value in rows[0].items():
+        is_shared = all(name in row and row[name] == value for row in rows)
+        if len(rows) > 1 and is_shared and name in _SHARED:
+            shared[name] = value
+    rest = []
+    for row in rows:
+        rest.append({name: value for name, value in row.items() if name not in shared})
+    return shared, rest
 
 
 def _row(numbers: Numbers) -> dict[str, Any]:

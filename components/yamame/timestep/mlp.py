@@ -26,6 +26,7 @@ from yamame.checks import (
     require_activation,
 )
 from yamame.normalization import RunningNormalizer
+from yamame.rollouts import require_tensordict
 
 
 class Sized(Protocol):
@@ -137,6 +138,7 @@ class MLPTimestepEncoder(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the features of every timestep of a TensorDict of any batch size."""
+        require_tensordict(type(self).__name__, tensordict)
         mask = tensordict.get(self.mask_key, None)
         if mask is not None:
             mask = mask.reshape(tensordict.batch_size)

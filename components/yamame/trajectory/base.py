@@ -48,7 +48,7 @@ from torchrl.modules import recurrent_mode
 from yamame.checks import Activation as Activation
 from yamame.checks import Bounds, PositiveInt, check_bounds, require, require_activation
 from yamame.execution.capturing import NUM_SEGMENTS
-from yamame.rollouts import INIT_REMEDY, changes_trajectory
+from yamame.rollouts import INIT_REMEDY, changes_trajectory, require_tensordict
 from yamame.trajectory.steps import (
     LastStep,
     check_sequences,
@@ -229,6 +229,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
                 memory, or it does not continue the episodes in the memory; or a batch is not of
                 timesteps outside of ``recurrent_mode()``, not of sequences inside, or empty.
         """
+        require_tensordict(type(self).__name__, tensordict)
         if not recurrent_mode():
             if self.keys.memory is not None:
                 return self._step_from_key(tensordict)
