@@ -168,7 +168,7 @@ def test_a_batch_without_features_is_refused_with_the_keys_it_has(name: str) -> 
     for is_parallel in (True, False):
         with (
             set_recurrent_mode(is_parallel),
-            pytest.raises(ValueError, match="'features'.*is_init"),
+            pytest.raises(ValueError, match=r"'features'.*is_init"),
         ):
             encoder(batch)
 
