@@ -95,3 +95,32 @@ def test_a_replay_reads_the_memory_of_the_recording_and_bakes_numbers() -> None:
         layer.weight.data = layer.weight.data * 2
         recorded.replay()
         assert not torch.allclose(result, compute())
+
+
+def test_a_replay_reads_tensors_as_they_were_before_their_shape_changed() -> None:
+    x = torch.randn(2, 3)
+
+    def compute() -> torch.Tensor:
+        y = x * 2
+        total = y.sum(0)
+        y.t_()
+        z = y @ y.clone().transpose_(0, 1)
+        z.unsqueeze_(0)
+        doubled = z * 2
+        z.squeeze_(0)
+        return doubled.squeeze_(0) + z + total.sum()
+
+    with torch.no_grad():
+        with MemoryReplay() as recorded, DeclaredReads([x]):
+            result = compute()
+        x.copy_(torch.randn(2, 3))
+        # The control: the values of the recording are others.
+        assert not torch.allclose(result, compute())
+        recorded.replay()
+        torch.testing.assert_close(result, compute())
+
+
+def test_a_change_of_shape_in_place_reads_nothing() -> None:
+    with DeclaredReads([DECLARED]):
+        FOREIGN.unsqueeze_(0)
+        FOREIGN.squeeze_(0)

@@ -453,6 +453,74 @@ class PositionOffByOne(TransformerEncoder):
         return super().step(x, memory, is_init, step_index + 1)
 
 
+class OwnEncoder(TrajectoryEncoder):
+    """Encoder of a layer of PyTorch, written as a user of the library would."""
+
+    def __init__(self, in_features, *, out_features=7):
+        super().__init__(in_features, out_features)
+        self.layer = self.make_layer(in_features, out_features)
+
+    def init_memory(self, num_envs, *, capacity=None, device=None):
+        weight = next(self.parameters()).detach()
+        hidden = weight.new_zeros(num_envs, self.out_features, device=device)
+        return TensorDict({"hidden": hidden}, [num_envs], device=hidden.device)
+
+    def step(self, x, memory, is_init, step_index=None):
+        self.check_step(x, memory, is_init)
+        hidden = memory["hidden"].masked_fill(is_init.unsqueeze(-1), 0)
+        hidden = self.apply_layer(x, hidden)
+        memory = TensorDict({"hidden": hidden}, memory.batch_size, device=memory.device)
+        return 2.0 * hidden, memory
+
+
+class BatchFirst(OwnEncoder):
+    """Encoder of a layer that ends in an operation in place, which changes only the shape."""
+
+    def make_layer(self, in_features, out_features):
+        return nn.GRU(in_features, out_features, batch_first=True)
+
+    def apply_layer(self, x, hidden):
+        output, _ = self.layer(x.unsqueeze(1), hidden.unsqueeze(0))
+        return output.squeeze(1)
+
+
+class ShapesInPlace(OwnEncoder):
+    def make_layer(self, in_features, out_features):
+        return nn.GRUCell(in_features, out_features)
+
+    def apply_layer(self, x, hidden):
+        hidden = self.layer(x, hidden)
+        return hidden.unsqueeze_(1).squeeze_(1).t_().t_()
+
+
+@pytest.mark.parametrize("make", [BatchFirst, ShapesInPlace])
+def test_encoders_may_change_shapes_in_place(make) -> None:
+    torch.manual_seed(0)
+    check_trajectory_encoder(make(5))
+
+
+class Raises(BatchFirst):
+    """Encoder that cannot encode some steps."""
+
+    def apply_layer(self, x, hidden):
+        if x.shape[0] == 3:
+            raise RuntimeError("three are too few")
+        assert x.isfinite().all()
+        return super().apply_layer(x, hidden)
+
+
+def test_an_error_of_the_encoder_has_the_name_of_the_law() -> None:
+    message = r"Raises breaks the reset law: .*AssertionError"
+    with pytest.raises(AssertionError, match=message):
+        check_trajectory_encoder(Raises(5))
+
+
+def test_another_module_is_refused() -> None:
+    message = r"encoder must be a .*TrajectoryEncoder, got 'GRU'"
+    with pytest.raises(ValueError, match=message):
+        check_trajectory_encoder(nn.GRU(5, 8))
+
+
 DEFECTS = [
     (WritesMore, "entries", "adds or removes"),
     (ChangesInputs, "entries", "changes its inputs"),
@@ -540,6 +608,21 @@ class NaNAfterReset(GRUEncoder):
     def step(self, x, memory, is_init, step_index=None):
         context, memory = super().step(x, memory, is_init, step_index)
         return context * torch.nan, memory
+
+
+class ForgetsOneStep(GRUEncoder):
+    """Encoder whose parallel pass continues over the start at timestep 8."""
+
+    def parallel(self, x, step_index, starts, num_segments=None):
+        if bool(starts[:, 8].all()):
+            starts = starts.clone()
+            starts[:, 8] = False
+        return super().parallel(x, step_index, starts)
+
+
+def test_the_message_counts_timesteps_from_the_beginning() -> None:
+    with pytest.raises(AssertionError, match=r"reset law: .*timestep (8|9|1\d):"):
+        check_trajectory_encoder(ForgetsOneStep(5, hidden_size=8, out_features=7))
 
 
 def test_nan_never_counts_as_equal() -> None:

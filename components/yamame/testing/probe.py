@@ -13,6 +13,10 @@ from torchrl.modules import set_recurrent_mode
 from yamame.trajectory import TrajectoryEncoder, segment_positions
 
 
+class BrokenLaw(AssertionError):
+    """Law that an encoder breaks."""
+
+
 @dataclasses.dataclass
 class Probe:
     """Encoder under test, and the runs and comparisons that the laws consist of.
@@ -62,24 +66,35 @@ class Probe:
                 contexts.append(output.get(encoder.keys.context))
         return torch.stack(contexts, 1)
 
-    def error(self, message: str) -> AssertionError:
+    def error(self, message: str) -> BrokenLaw:
         """Return the error to raise where the encoder breaks the present law."""
         encoder_name = type(self.encoder).__name__
-        return AssertionError(f"{encoder_name} breaks the {self.law} law: {message}")
+        return BrokenLaw(f"{encoder_name} breaks the {self.law} law: {message}")
 
     def require(self, holds: bool, message: str) -> None:
         """Raise unless a condition of the present law holds."""
         if not holds:
             raise self.error(message)
 
-    def require_equal(self, actual: Tensor, expected: Tensor, message: str) -> None:
-        """Raise, with the largest difference, unless contexts ``[B, L, D]`` are equal."""
+    def require_equal(
+        self, actual: Tensor, expected: Tensor, message: str, *, first: int = 0
+    ) -> None:
+        """Raise, with the largest difference, unless contexts ``[B, L, D]`` are equal.
+
+        Args:
+            actual: Contexts of the encoder.
+            expected: Contexts that they must equal.
+            message: Beginning of the error.
+            first: Index of their first timestep in the sequences, for the error.
+        """
         difference = (actual - expected).abs().amax(-1)
         # NaN counts as infinitely different, also where both are NaN.
         difference = difference.nan_to_num(torch.inf)
         env, timestep = divmod(int(difference.argmax()), difference.shape[1])
         worst = float(difference[env, timestep])
-        place = f"env {env}, timestep {timestep}: off by {worst:.1e}, allowed {self.atol:.0e}"
+        place = (
+            f"env {env}, timestep {first + timestep}: off by {worst:.1e}, allowed {self.atol:.0e}"
+        )
         self.require(worst <= self.atol, f"{message} ({place})")
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from yamame.execution.capturing import Constant
 
@@ -95,7 +95,7 @@ class DeclaredReads(TorchDispatchMode):
             foreign = [tensor for tensor in inputs if not tensor.untyped_storage().resizable()]
             self._check(func, foreign)
             self._record(inputs)
-        elif not func.is_view and not is_creation:
+        elif not _is_view(func) and not is_creation:
             # A view reads nothing by itself. It shares its address with the base, so operations on
             # it are checked.
             self._check(func, inputs)
@@ -185,15 +185,19 @@ class MemoryReplay(TorchDispatchMode):
     ) -> Any:
         """Run and record an operation."""
         kwargs = kwargs or {}
+        # Aliases keep the shape and the strides of this time: `transpose_` changes those of the
+        # tensor itself, before or after it is used.
+        args_now, kwargs_now = tree_map_only(Tensor, _alias, (args, kwargs))
         results = func(*args, **kwargs)
-        self._operations.append((func, args, kwargs, list(_tensors(results))))
+        results_now = [_alias(result) for result in _tensors(results)]
+        self._operations.append((func, args_now, kwargs_now, results_now))
         return results
 
     @torch.no_grad()
     def replay(self) -> None:
         """Run the operations in order, and write their results to the recorded tensors."""
         for func, args, kwargs, results in self._operations:
-            if func.is_view:
+            if _is_view(func):
                 # The recorded view still refers to the memory of its base.
                 continue
             input_addresses = {_address(tensor) for tensor in _tensors([args, kwargs])}
@@ -202,6 +206,16 @@ class MemoryReplay(TorchDispatchMode):
                 # An operation in place has written to its memory itself.
                 if _address(recorded) not in input_addresses:
                     recorded.copy_(new)
+
+
+def _is_view(func: Any) -> bool:
+    """Return whether an operation changes or returns only the shape and strides of its input."""
+    return bool(func.is_view) or torch.Tag.inplace_view in func.tags
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same memory, shape and strides; a sparse tensor itself."""
+    return torch.ops.aten.alias(tensor) if tensor.layout is torch.strided else tensor
 
 
 def _is_default(generator: torch.Generator) -> bool:

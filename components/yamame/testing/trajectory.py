@@ -5,15 +5,17 @@ Shapes: B envs or sequences, L timesteps, D numbers of a context.
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from tensordict import TensorDict, pad
 from torchrl.modules import set_recurrent_mode
 
-from yamame.checks import require_at_least
-from yamame.testing.probe import Probe, sequences, timesteps, with_noise, without_starts
+from yamame.checks import require, require_at_least
+from yamame.system.messages import one_line
+from yamame.testing.probe import BrokenLaw, Probe, sequences, timesteps, with_noise, without_starts
 from yamame.testing.recording import check_recording
 from yamame.testing.weight_updates import UPDATES
 from yamame.trajectory import TrajectoryEncoder
@@ -63,12 +65,19 @@ def check_trajectory_encoder(
         has_memory: True if outputs must depend on earlier timesteps, False if they must not.
 
     Raises:
-        AssertionError: A law is broken. The message names the law, the place and the difference.
-        ArgumentError: ``batch_size`` or ``length`` is too small to check the laws.
+        AssertionError: A law is broken, or the encoder raises an error. The message names the law,
+            and the place and the difference.
+        ArgumentError: ``encoder`` is no `TrajectoryEncoder`, or ``batch_size`` or ``length`` is too
+            small to check the laws.
 
     >>> from yamame.trajectory import GRUEncoder
     >>> check_trajectory_encoder(GRUEncoder(3, hidden_size=8, out_features=4))
     """
+    kind = type(encoder).__name__
+    is_encoder = isinstance(encoder, TrajectoryEncoder)
+    condition = "be a yamame.trajectory.TrajectoryEncoder"
+    remedy = "derive the class from it and implement init_memory and step"
+    require("check_trajectory_encoder", "encoder", kind, is_encoder, condition, remedy=remedy)
     if encoder.context_length is not None:
         length = min(length, encoder.context_length)
     require_at_least("check_trajectory_encoder", 2, batch_size=batch_size)
@@ -79,7 +88,20 @@ def check_trajectory_encoder(
     batch = sequences(probe, batch_size, length)
     for name, check in _LAWS.items():
         probe.law = name
-        check(probe, batch)
+        with _errors_of(probe):
+            check(probe, batch)
+
+
+@contextmanager
+def _errors_of(probe: Probe) -> Iterator[None]:
+    """Name the present law in errors that the encoder itself raises within the block."""
+    try:
+        yield
+    except BrokenLaw:
+        raise
+    except Exception as error:
+        message = f"a call raised {type(error).__name__}: {one_line(error)}"
+        raise probe.error(message) from error
 
 
 def _check_entries(probe: Probe, batch: TensorDict) -> None:
@@ -159,7 +181,7 @@ def _check_reset(probe: Probe, batch: TensorDict) -> None:
         for kind, other in (("timesteps", changed), ("NaN", faulty)):
             actual = run(other)[:, cut:]
             message = f"in {name}, outputs after a start depend on {kind} before it"
-            probe.require_equal(actual, expected, message)
+            probe.require_equal(actual, expected, message, first=cut)
 
     fresh = probe.act(batch[:, :1])
     probe.act(changed)
@@ -236,7 +258,8 @@ def _check_value(probe: Probe, batch: TensorDict) -> None:
     expected = probe.act(batch[:, cut:])
     encoder.load_memory_state_dict(state)
     actual = probe.act(batch[:, cut:])
-    probe.require_equal(actual, expected, "a saved memory does not continue where it was taken")
+    message = "a saved memory does not continue where it was taken"
+    probe.require_equal(actual, expected, message, first=cut)
 
     # The memory is split into envs and put together in reverse order.
     order = list(reversed(range(num_envs)))
@@ -244,7 +267,7 @@ def _check_value(probe: Probe, batch: TensorDict) -> None:
     encoder.memory = torch.cat(parts)
     actual = probe.act(batch[order, cut:])[order]
     message = "an env does not continue from its own part of a memory"
-    probe.require_equal(actual, expected, message)
+    probe.require_equal(actual, expected, message, first=cut)
 
     with torch.no_grad():
         encoder.memory = None
