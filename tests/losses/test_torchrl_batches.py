@@ -162,6 +162,31 @@ def test_a_batch_of_wrong_form_is_refused_with_a_remedy(make):
         terms_of(single, make)
 
 
+@pytest.mark.parametrize("make", [redq, ppo])
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_single_steps_are_refused_although_some_follow_others(make, has_ids):
+    flat = steps(frames=240).reshape(-1)
+    flat = flat if has_ids else flat.exclude("collector")
+    order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(0))
+    drawn = flat[order[: len(flat) // 3]]
+    # By chance, one row follows another.
+    drawn = torch.cat([drawn, flat[:2]])
+    with pytest.raises(ValueError, match=r"a flat batch must .*single steps.*SliceSampler"):
+        terms_of(drawn, make)
+    # The control: steps in their order.
+    terms_of(flat, make)
+
+
+@pytest.mark.parametrize("make", [redq, ppo])
+def test_a_flat_batch_may_hold_episodes_of_one_step(make):
+    flat = steps().reshape(-1)[:6].exclude("collector")
+    for name in ("done", "terminated"):
+        flat["next", name][:5] = True
+    flat["is_init"][:] = True
+    # The last step is the first one of an episode that is cut.
+    terms_of(flat, make)
+
+
 @pytest.mark.parametrize("key", ["action", ("next", "reward"), ("next", "terminated")])
 def test_a_batch_that_lacks_an_entry_is_refused_by_its_name(key):
     with pytest.raises(ValueError, match=re.escape(f"hold {key!r}, got")):

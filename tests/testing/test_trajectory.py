@@ -499,6 +499,11 @@ def test_encoders_may_change_shapes_in_place(make) -> None:
     check_trajectory_encoder(make(5))
 
 
+def test_features_have_the_dtype_of_the_encoder() -> None:
+    torch.manual_seed(0)
+    check_trajectory_encoder(BatchFirst(5).double(), atol=1e-9)
+
+
 class Raises(BatchFirst):
     """Encoder that cannot encode some steps."""
 

@@ -583,6 +583,27 @@ def test_a_whole_encoder_in_bfloat16_runs_in_both_modes(name: str) -> None:
     )
 
 
+@every
+def test_features_of_another_dtype_than_the_weights_are_refused(name: str) -> None:
+    encoder = MAKE[name]().eval()
+    batch = TensorDict({"features": torch.randn(2, 6, 3).double()}, [2, 6])
+    step = rows(2, start=True)
+    step["features"] = step["features"].double()
+    for run, wrong in ((sequence, batch), (context, step)):
+        with pytest.raises(ValueError, match=r"weights, torch\.float32, got torch\.float64"):
+            run(encoder, wrong)
+    # The control: in the dtype of both, the context has it, too.
+    encoder.double()
+    assert sequence(encoder, batch).dtype == torch.float64
+    assert context(encoder, step).dtype == torch.float64
+
+
+@every
+def test_keys_are_an_object(name: str) -> None:
+    with pytest.raises(ValueError, match=r"keys must be TrajectoryKeys.*got 'memory'"):
+        MAKE[name](keys="memory")
+
+
 @pytest.mark.parametrize("make", [GRUEncoder, LSTMEncoder])
 def test_recurrent_layers_read_sequences_in_float32_under_autocast_on_a_cpu(make) -> None:
     encoder, seen = make(3, hidden_size=8, out_features=4), []

@@ -11,6 +11,7 @@ from torch import nn
 from torchrl.collectors import Collector
 from torchrl.envs import SerialEnv, TransformedEnv
 from torchrl.modules import set_recurrent_mode
+from torchrl.objectives.value import GAE
 from yamame.trajectory import (
     GRUEncoder,
     LinearRecurrentEncoder,
@@ -415,6 +416,20 @@ def test_contexts_do_not_cross_the_ends_of_rollouts_without_is_init(name):
             for part in (x[:, :2], x[:, 2:])
         ]
     assert torch.allclose(found, torch.cat(parts, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gru", "transformer"])
+def test_advantages_need_whole_sequences(name):
+    policy = make_policy(name)
+    value = TensorDictModule(nn.Linear(8, 1), ["context"], ["state_value"])
+    network = TensorDictSequential(policy[0], policy[1], value)
+    rollout = corridor().rollout(8, break_when_any_done=False)
+    with set_recurrent_mode(True), torch.no_grad():
+        with pytest.raises(ValueError, match=r"vmap.*GAE\(\.\.\., shifted=True\)"):
+            GAE(gamma=0.9, lmbda=0.9, value_network=network)(rollout.clone())
+        advantages = GAE(gamma=0.9, lmbda=0.9, value_network=network, shifted=True)
+        found = advantages(rollout.clone())["state_value"]
+        torch.testing.assert_close(found, network(rollout.clone())["state_value"])
 
 
 def test_the_last_observation_of_a_packed_trajectory_keeps_its_history():

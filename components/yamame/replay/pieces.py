@@ -88,11 +88,12 @@ def rollout_pieces(
         rollout: ``[T]`` or ``[B, T]``.
         split: Whether another trajectory follows where one ends. If not, later steps are void.
         ends: Keys of the flags of ends.
-        owner: Class named in the error. None: if no row of a flat batch follows another one, the
-            flags are trusted.
+        owner: Class named in the error. None: no error for a flat batch; if no row follows another
+            one, the flags are trusted.
 
     Raises:
-        ArgumentError: No row of a flat batch follows another one, and ``owner`` is given.
+        ArgumentError: No row of a flat batch follows another one, or most of its trajectories are
+            single steps without an end; and ``owner`` is given.
     """
     is_flat = rollout.ndim == 1 and "time" not in (rollout.names or [])
     rows = rollout if rollout.ndim > 1 else rollout.unsqueeze(0)
@@ -117,8 +118,33 @@ def rollout_pieces(
     if ids is not None:
         ids = ids.flatten()
         order = ids.argsort(stable=True)
-    is_last = _flat_ends(rollout, order, ids, real.flatten(), ended.flatten(), owner)
-    return cut(real, is_last.unsqueeze(0), order)
+    is_last, is_known = _flat_ends(rollout, order, ids, real.flatten(), ended.flatten())
+    pieces = cut(real, is_last.unsqueeze(0), order)
+    if owner is not None:
+        _require_sequences(owner, pieces, ended.flatten(), is_known)
+    return pieces
+
+
+def _require_sequences(owner: str, pieces: Pieces, ended: Tensor, is_known: bool) -> None:
+    """Raise if a flat batch seems to be of single steps, as `RandomSampler` draws them.
+
+    Some of them follow others by chance. A single step that ends may be a whole episode.
+    """
+    is_single = pieces.lengths == 1
+    first = pieces.source[is_single][:, :1].flatten()
+    num_open = int((~ended[first]).sum())
+    num_longer = int((~is_single).sum())
+    found = f"{num_open} single steps without an end among {len(is_single)} trajectories"
+    if not is_known:
+        found = f"{len(ended)} rows of which none follows another"
+    require(
+        owner,
+        "a flat batch",
+        found,
+        is_known and num_open <= max(num_longer, 1),
+        "hold the steps of trajectories one after the other",
+        remedy="sample trajectories (SliceSampler), and reshape them to [B, T]",
+    )
 
 
 def _flat_ends(
@@ -127,9 +153,13 @@ def _flat_ends(
     ids: Tensor | None,
     real: Tensor,
     ended: Tensor,
-    owner: str | None,
-) -> Tensor:
-    """Return the last steps ``[T]`` of the trajectories in a flat batch, in some order."""
+) -> tuple[Tensor, bool]:
+    """Find the last steps of the trajectories in a flat batch, in some order.
+
+    Returns:
+        The last steps ``[T]`` bool, and whether next observations show them; if not, they are those
+        of the flags.
+    """
     here = order[:-1]
     after = order[1:]
     marked = ended[here] | ~real[after] | ~real[here]
@@ -150,18 +180,9 @@ def _flat_ends(
     unmarked = ~marked
     # Where nothing follows, observations before and after a step were processed differently.
     is_known = bool((follows & unmarked).any()) or not bool(unmarked.any())
-    if owner is not None:
-        require(
-            owner,
-            "a flat batch",
-            f"{len(order)} rows of which none follows another",
-            is_known,
-            "hold the steps of trajectories one after the other",
-            remedy="sample trajectories (SliceSampler), and reshape them to [B, T]",
-        )
     is_last = torch.ones_like(ended)
     is_last[here] = marked | ~follows if is_known else marked
-    return is_last
+    return is_last, is_known
 
 
 def packed_pieces(

@@ -13,7 +13,7 @@ from torchrl.modules import set_recurrent_mode
 from yamame.trajectory import TrajectoryEncoder, segment_positions
 
 
-class BrokenLaw(AssertionError):
+class BrokenLawError(AssertionError):
     """Law that an encoder breaks."""
 
 
@@ -39,6 +39,11 @@ class Probe:
     def device(self) -> torch.device:
         """Device of the parameters; the default device of an encoder without any."""
         return next(self.encoder.parameters(), torch.empty(0)).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the parameters; the default dtype of an encoder without any."""
+        return next(self.encoder.parameters(), torch.empty(0)).dtype
 
     def noise(self, *shape: int) -> Tensor:
         """Return normally distributed numbers."""
@@ -66,10 +71,10 @@ class Probe:
                 contexts.append(output.get(encoder.keys.context))
         return torch.stack(contexts, 1)
 
-    def error(self, message: str) -> BrokenLaw:
+    def error(self, message: str) -> BrokenLawError:
         """Return the error to raise where the encoder breaks the present law."""
         encoder_name = type(self.encoder).__name__
-        return BrokenLaw(f"{encoder_name} breaks the {self.law} law: {message}")
+        return BrokenLawError(f"{encoder_name} breaks the {self.law} law: {message}")
 
     def require(self, holds: bool, message: str) -> None:
         """Raise unless a condition of the present law holds."""
@@ -107,7 +112,8 @@ def sequences(probe: Probe, batch_size: int, length: int) -> TensorDict:
     starts[1, length // 2] = True
     starts[:, 0] = True
     batch = TensorDict({}, [batch_size, length], device=probe.device)
-    batch.set(keys.features, probe.noise(batch_size, length, probe.encoder.in_features))
+    features = probe.noise(batch_size, length, probe.encoder.in_features)
+    batch.set(keys.features, features.to(probe.dtype))
     batch.set(keys.is_init, starts.unsqueeze(-1))
     batch.set(keys.step_index, segment_positions(starts).unsqueeze(-1))
     return batch

@@ -15,7 +15,14 @@ from torchrl.modules import set_recurrent_mode
 
 from yamame.checks import require, require_at_least
 from yamame.system.messages import one_line
-from yamame.testing.probe import BrokenLaw, Probe, sequences, timesteps, with_noise, without_starts
+from yamame.testing.probe import (
+    BrokenLawError,
+    Probe,
+    sequences,
+    timesteps,
+    with_noise,
+    without_starts,
+)
 from yamame.testing.recording import check_recording
 from yamame.testing.weight_updates import UPDATES
 from yamame.trajectory import TrajectoryEncoder
@@ -97,7 +104,7 @@ def _errors_of(probe: Probe) -> Iterator[None]:
     """Name the present law in errors that the encoder itself raises within the block."""
     try:
         yield
-    except BrokenLaw:
+    except BrokenLawError:
         raise
     except Exception as error:
         message = f"a call raised {type(error).__name__}: {one_line(error)}"

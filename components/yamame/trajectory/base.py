@@ -55,13 +55,12 @@ from yamame.checks import (
 )
 from yamame.execution.capturing import NUM_SEGMENTS
 from yamame.rollouts import changes_trajectory
+from yamame.trajectory.inputs import check_not_mapped, read_features, read_is_init
 from yamame.trajectory.steps import (
     LastStep,
     check_sequences,
     check_step,
     encode_apart,
-    read_features,
-    read_is_init,
     segment_positions,
     segment_starts,
 )
@@ -135,6 +134,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
         self.context_length = context_length
 
         keys = TrajectoryKeys() if keys is None else keys
+        is_known = isinstance(keys, TrajectoryKeys)
+        require(type(self).__name__, "keys", keys, is_known, "be TrajectoryKeys(...)")
         self.keys = keys
         self.in_keys: list[NestedKey] = [keys.features, keys.step_index, keys.is_init]
         self.out_keys: list[NestedKey] = [keys.context]
@@ -235,7 +236,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
         Raises:
             ValueError: A step has no ``is_init``, its number of envs differs from that of the
                 memory, or it does not continue the episodes in the memory; or a batch is not of
-                timesteps outside of ``recurrent_mode()``, not of sequences inside, or empty.
+                timesteps outside of ``recurrent_mode()``, not of sequences inside, or empty; or the
+                dtype of features is not that of the weights, outside of autocast.
         """
         if not recurrent_mode():
             if self.keys.memory is not None:
@@ -246,7 +248,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
 
     def _sequences(self, tensordict: TensorDictBase) -> Tensor:
         keys = self.keys
-        x = read_features(type(self).__name__, tensordict, keys.features)
+        x = read_features(self, tensordict, keys.features)
         batch_size = x.shape[:-1]
         check_sequences(type(self).__name__, tensordict, batch_size, keys=keys)
         x = x.reshape(-1, *x.shape[-2:])  # [B, L, E]
@@ -261,6 +263,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         step_index = read(keys.step_index)
         has_same_shape = tensordict.batch_size == batch_size
         ends = changes_trajectory(tensordict) if has_same_shape else None
+        check_not_mapped(type(self).__name__, is_init, mask, step_index, ends)
         starts = segment_starts(rows, is_init, mask, ends, device=x.device)
         if step_index is None:
             step_index = segment_positions(starts)
@@ -318,7 +321,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         Returns:
             ``x`` ``[N, E]``, ``is_init`` ``[N]`` bool, and ``step_index`` ``[N]`` or None.
         """
-        x = read_features(type(self).__name__, tensordict, self.keys.features)
+        x = read_features(self, tensordict, self.keys.features)
         x = x.reshape(-1, x.shape[-1])
         is_init = self.read_is_init(tensordict)
         step_index = tensordict.get(self.keys.step_index, None)
