@@ -21,7 +21,7 @@ from yamame.actions import ActionEncoding
 from yamame.checks import NonNegativeInt, PositiveInt, check_bounds, require
 from yamame.keys import CONTEXT, DONE, RELABELLING
 from yamame.spaces import Spaces
-from yamame.spaces.from_specs import recorded_spaces
+from yamame.spaces.from_specs import env_attribute, recorded_spaces
 from yamame.transforms import context_values
 
 from yamame_envs.base import BatchedEnv
@@ -93,7 +93,8 @@ class RepeatedTrials(ContextEnv):
         self.overrides = env.overrides if isinstance(env, BatchedEnv) else ()
         # If seeds alone decide which task is next, the inner environment counts episodes as this
         # one does, and can draw its tasks in advance.
-        self._counts_alike = isinstance(env, BatchedEnv) or getattr(env, "_counts_alike", False)
+        counts_alike = env_attribute(env, "_counts_alike") is True
+        self._counts_alike = isinstance(env, BatchedEnv) or counts_alike
         limit = self._horizon_of(env, num_trials, horizon, num_warmup)
         entries = env.observation_spec
         self._passed = tuple(name for name in entries.keys() if name not in _NOT_PASSED)
@@ -152,19 +153,19 @@ class RepeatedTrials(ContextEnv):
     @property
     def novelty(self) -> str | None:
         """Novelty of the inner environment."""
-        novelty: str | None = getattr(self.env, "novelty", None)
+        novelty: str | None = env_attribute(self.env, "novelty")
         return novelty
 
     def task_hashes(self) -> Tensor | None:
         """Return the task hashes of the inner environment; None if it has none."""
-        method = getattr(self.env, "task_hashes", None)
+        method = env_attribute(self.env, "task_hashes")
         hashes: Tensor | None = method() if callable(method) else None
         return hashes
 
     @property
     def plays_all_tasks(self) -> bool:
         """See `ContextEnv.plays_all_tasks`, of the inner environment."""
-        return bool(getattr(self.env, "plays_all_tasks", False))
+        return env_attribute(self.env, "plays_all_tasks") is True
 
     @property
     def capture_obstacle(self) -> str | None:
@@ -351,11 +352,7 @@ class RepeatedTrials(ContextEnv):
                 env.
         """
         name = type(self.env).__name__
-        try:
-            render = getattr(self.env, "render", None)
-        except RecursionError:
-            # TorchRL's batched environments raise this for names that their members lack.
-            render = None
+        render: Any = env_attribute(self.env, "render")
         if not callable(render):
             raise NotImplementedError(f"{name}: it has no method render()")
         picture: npt.NDArray[np.uint8]

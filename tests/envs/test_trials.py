@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import Binary, Bounded, Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import EnvBase, SerialEnv, TransformedEnv
 from torchrl.envs.transforms import RewardSum
 from torchrl.envs.utils import check_env_specs
 from yamame.evaluation import evaluate
@@ -880,3 +880,33 @@ def test_a_step_before_the_first_reset_is_refused(corridor):
     env = RepeatedTrials(corridor(num_envs=2), num_trials=2)
     with pytest.raises(RuntimeError, match="RepeatedTrials: reset must be called before step"):
         env.step(TensorDict({"action": torch.zeros(2, dtype=torch.int64)}, [2]))
+
+
+class OneGuess(EnvBase):
+    """`Guess` of one env without a batch dimension."""
+
+    def __init__(self):
+        super().__init__(batch_size=torch.Size([]))
+        self.observation_spec = Composite(side=Unbounded((1,)))
+        self.action_spec, self.reward_spec = Categorical(2), Unbounded((1,))
+        flag = Categorical(2, shape=(1,), dtype=torch.bool)
+        self.full_done_spec = Composite(done=flag, terminated=flag.clone())
+
+    def _reset(self, tensordict=None, **_):
+        return TensorDict({"side": torch.zeros(1)})
+
+    def _step(self, tensordict):
+        over = torch.ones(1, dtype=torch.bool)
+        outcome = {"side": torch.zeros(1), "reward": torch.ones(1), "done": over}
+        return TensorDict({**outcome, "terminated": over.clone()})
+
+    def _set_seed(self, seed): ...
+
+
+def test_trials_of_a_batch_of_torchrl_that_has_not_started():
+    env = RepeatedTrials(SerialEnv(2, OneGuess), num_trials=2, horizon=4)
+    played = env.rollout(2)
+    assert played["next", "reward"].sum(1).flatten().tolist() == [2.0, 2.0]
+    assert env.novelty is None
+    assert env.task_hashes() is None
+    assert not env.plays_all_tasks

@@ -235,6 +235,15 @@ def test_single_transitions_are_refused():
         relabel()(alone)
 
 
+def test_a_shuffled_flat_batch_is_refused_although_some_steps_follow_others():
+    steps = collect(maze(), frames=120).reshape(-1)
+    order = torch.randperm(len(steps), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match=r"Relabel: a flat batch must .*SliceSampler"):
+        relabel()(torch.cat([steps[:2], steps[order]]))
+    # The control: steps in their order.
+    assert not torch.equal(relabel()(steps)["goal"], steps["goal"])
+
+
 def test_a_replay_buffer_of_torchrl_relabels_its_samples():
     steps = collect(maze(8), frames=8 * 21)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), transform=relabel(), batch_size=8)

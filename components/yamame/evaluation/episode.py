@@ -16,6 +16,7 @@ from yamame.evaluation.held_out import Policy, act, evaluation_mode, fresh_copy
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD
 from yamame.keys import ENTRIES
 from yamame.spaces import Spaces
+from yamame.spaces.from_specs import env_attribute
 from yamame.system.signals import exit_if_received
 from yamame.system.user_code import user_code
 
@@ -87,11 +88,7 @@ def render_frame(env: EnvBase) -> npt.NDArray[np.uint8]:
         NotImplementedError: The environment has no pictures.
         UserCodeError: Code of the environment has raised an error.
     """
-    try:
-        can_render = callable(getattr(env, "render", None))
-    except RecursionError:
-        # TorchRL's batched environments raise this for names that their members lack.
-        can_render = False
+    can_render = callable(env_attribute(env, "render"))
     if not can_render:
         message = "the environment has no method render(), which returns [H, W, 3] uint8"
         raise NotImplementedError(message)

@@ -25,6 +25,7 @@ from yamame.evaluation.bound import StepLimit
 from yamame.evaluation.result import EvaluationResult, concatenate
 from yamame.exploration import disable_exploration
 from yamame.goals import num_goals
+from yamame.spaces.from_specs import env_attribute
 from yamame.system.signals import exit_if_received
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -200,7 +201,7 @@ def _play_round(
     return dataclasses.replace(
         stats.result(count, goal_counts),
         tasks=None if hashes is None else hashes[:count],
-        plays_all_tasks=_read_attribute(env, "plays_all_tasks") is True,
+        plays_all_tasks=env_attribute(env, "plays_all_tasks") is True,
     )
 
 
@@ -240,7 +241,7 @@ def task_hashes(env: EnvBase) -> Tensor | None:
     Raises:
         ArgumentError: The number of hashes is not the number of envs.
     """
-    method = _read_attribute(env, "task_hashes")
+    method = env_attribute(env, "task_hashes")
     found = method() if callable(method) else None
     # TorchRL's batches of single environments return a list with the result of each.
     parts = found if isinstance(found, list) else [found]
@@ -255,15 +256,6 @@ def task_hashes(env: EnvBase) -> Tensor | None:
     condition = f"hold one hash for each of {num_envs} envs"
     require("evaluate", "env.task_hashes()", len(joined), len(joined) == num_envs, condition)
     return joined
-
-
-def _read_attribute(env: EnvBase, name: str) -> Any:
-    """Return an attribute of an environment, or None if it has none of this name."""
-    try:
-        return getattr(env, name, None)
-    except RecursionError:
-        # TorchRL's batched environments raise this for names that their members lack.
-        return None
 
 
 def _reset_options(tasks: Sequence[int], env: EnvBase) -> TensorDict:

@@ -18,6 +18,7 @@ from yamame.files.config import flatten
 from yamame.files.paths import read_regular
 from yamame.replay.disk.files import read_manifests
 from yamame.runs.earlier import complete_env
+from yamame.spaces.from_specs import env_attribute
 from yamame.system.messages import print_stderr
 
 NOTHING = "new seeds; training may meet the same tasks"
@@ -65,7 +66,7 @@ def what_is_new(
     if changed:
         return f"another setting than in training: {', '.join(changed)}"
 
-    novelty = getattr(env, "novelty", None)
+    novelty = env_attribute(env, "novelty")
     if not isinstance(novelty, str) or not _is_apart(cfg, trained) or other_splits(cfg):
         return NOTHING
 

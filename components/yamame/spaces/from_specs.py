@@ -27,6 +27,15 @@ from yamame.spaces.observation import ObservationEntry
 _DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
 
+def env_attribute(env: EnvBase, name: str) -> Any:
+    """Return an attribute of an environment, or None if it has none of this name."""
+    try:
+        return getattr(env, name, None)
+    except RecursionError:
+        # TorchRL's batched environments raise this for names that their members lack.
+        return None
+
+
 def recorded_spaces(env: EnvBase) -> Spaces | None:
     """Return the description of its Gymnasium spaces that an environment has as ``spaces``.
 
