@@ -1,11 +1,12 @@
 """An environment of TorchRL without a batch dimension and without pictures, as recipes stack it."""
 
+import gymnasium
 import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import Binary, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, SerialEnv
-from yamame.evaluation import render_video
+from yamame.evaluation import evaluate, play_episode, render_video
 
 
 class Bare(EnvBase):
@@ -38,3 +39,33 @@ def test_what_has_no_pictures_is_said_to_have_none():
     for env in (Bare(), SerialEnv(2, Bare)):
         with pytest.raises(NotImplementedError, match=r"the environment has no method render\(\)"):
             render_video(lambda timestep: timestep, env)
+
+
+def no_action(timestep):
+    return timestep
+
+
+def a_tensor(timestep):
+    return timestep["observation"]
+
+
+def nothing(timestep):
+    timestep["action"] = torch.zeros(1)
+
+
+def plays(timestep):
+    return timestep.set("action", torch.zeros(timestep.shape, dtype=torch.long))
+
+
+@pytest.mark.parametrize("play", [evaluate, play_episode])
+def test_players_of_another_kind_are_refused(play):
+    play(plays, Bare())
+    for policy, found in ((no_action, "observation"), (a_tensor, "Tensor"), (nothing, "NoneType")):
+        with pytest.raises(ValueError, match=f"with the action under 'action', got .*{found}"):
+            play(policy, Bare())
+    with pytest.raises(ValueError, match=r"policy must .*got 'str'"):
+        play("best", Bare())
+    for env in ("CartPole-v1", gymnasium.make("CartPole-v1")):
+        message = f"env must be a TorchRL environment.*got '{type(env).__name__}'.*GymWrapper"
+        with pytest.raises(ValueError, match=message):
+            play(plays, env)

@@ -4,12 +4,21 @@ import re
 
 import pytest
 import torch
-from tensordict import pad
+from tensordict import TensorDict, pad
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.collectors import Collector
 from torchrl.collectors.utils import split_trajectories
-from torchrl.data import Categorical, LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    LazyTensorStorage,
+    MultiCategorical,
+    OneHot,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
 from torchrl.modules import MLP
 from yamame.actions import ActionSpace
 from yamame.heads import (
@@ -244,6 +253,68 @@ def test_heads_that_do_not_fit_are_refused_at_construction(parts, message):
     MultiGammaREDQLoss(encoder(), **given, **options)
     with pytest.raises(ValueError, match=f"MultiGammaREDQLoss: {message}"):
         MultiGammaREDQLoss(encoder(), **{**given, **parts}, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("encoder", nn.GRU(8, 8)),
+        ("actor", None),
+        ("critic", lambda context: context),
+        ("returns", None),
+        ("action_space", Categorical(4)),
+    ],
+)
+def test_parts_of_another_kind_are_refused_at_construction(name, part):
+    given = {
+        "encoder": encoder(),
+        "actor": ActorHead(8, action_space=SPACE, num_gammas=1),
+        "critic": a_critic(num_gammas=1),
+        "returns": PopArt(1),
+        "action_space": SPACE,
+    }
+    MultiGammaREDQLoss(**given, gammas=(0.9,))
+    with pytest.raises(ValueError, match=f"MultiGammaREDQLoss: {name} must be a "):
+        MultiGammaREDQLoss(**{**given, name: part}, gammas=(0.9,))
+    given["critic"] = MLP(8, 1)
+    SequencePPOLoss(**given)
+    with pytest.raises(ValueError, match=f"SequencePPOLoss: {name} must be a "):
+        SequencePPOLoss(**{**given, name: part})
+
+
+@pytest.mark.parametrize("make", [redq, ppo])
+def test_an_encoder_without_a_context_is_refused(make):
+    loss = make()
+    loss.encoder = loss.encoder[0]
+    with pytest.raises(ValueError, match="encoder must write 'context', got"):
+        loss.annotate(steps()) if make is ppo else loss(steps())
+
+
+SHAPES = {
+    "index": (Categorical(4), (3, 9)),
+    "indices": (MultiCategorical([4, 2]), (3, 9, 2)),
+    "one_hot": (OneHot(4), (3, 9, 4)),
+    "bits": (Binary(4), (3, 9, 4)),
+    "box": (Bounded(-1.0, 1.0, (4,)), (3, 9, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_actions_of_another_shape_than_the_spec_are_refused(kind):
+    spec, shape = SHAPES[kind]
+    loss = redq()
+    loss.action_space = ActionSpace(spec)
+    valid = torch.ones(3, 8, dtype=torch.bool)
+
+    def encoded(shape):
+        batch = TensorDict({"action": torch.zeros(shape, dtype=spec.dtype)}, [3, 9])
+        return loss._taken_actions(batch, valid)
+
+    assert encoded(shape).shape == (3, 8, loss.action_space.encoded_size)
+    others = {other for _, other in SHAPES.values() if other != shape} | {(3, 9, 1)}
+    for other in others:
+        with pytest.raises(ValueError, match=f"'action' of the batch must .*'{kind}'"):
+            encoded(other)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,15 @@ class ActionEncoding:
         self._low = Constant(self.low)
         self._high = Constant(self.high)
 
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        """Shape of one action of the environment, without a batch."""
+        if self.kind == "index":
+            return ()
+        if self.kind == "indices":
+            return (len(self.nvec),)
+        return (self.encoded_size,)
+
     def bounds(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return ``low`` and ``high`` on a device."""
         return self._low.on(device), self._high.on(device)

@@ -12,7 +12,7 @@ from torchrl.envs.utils import step_mdp
 
 from yamame.checks import PositiveInt, check_bounds, require
 from yamame.evaluation.bound import StepLimit
-from yamame.evaluation.held_out import Policy, act, evaluation_mode, fresh_copy
+from yamame.evaluation.held_out import Policy, act, check_players, evaluation_mode, fresh_copy
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD
 from yamame.keys import ENTRIES
 from yamame.spaces import Spaces
@@ -55,8 +55,10 @@ def play_episode(
         ``[1, T]``: timesteps with actions and ``next``, as TorchRL's rollouts.
 
     Raises:
-        ArgumentError: ``env`` has several envs, or ``max_steps`` is not positive.
+        ArgumentError: ``env`` is not TorchRL's or has several envs, the policy does not act, or
+            ``max_steps`` is not positive.
     """
+    check_players("play_episode", policy, env)
     shape = tuple(env.batch_size)
     require("play_episode", "env", shape, env.batch_size.numel() == 1, "have one env")
     copied = fresh_copy(policy)
@@ -126,6 +128,7 @@ def render_video(
     Raises:
         NotImplementedError: The environment has no pictures.
     """
+    check_players("render_video", policy, env)
     copied = fresh_copy(policy)
     frames: list[npt.NDArray[np.uint8]] = []
     with evaluation_mode(seed, greedy=greedy):

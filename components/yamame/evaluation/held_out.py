@@ -63,7 +63,8 @@ def evaluate(
             `yamame.exploration.Exploration` in it off. TorchRL's own exploration modules keep
             sampling unless ``greedy``.
         env: Environment with at most one batch dimension; without one, the policy still sees
-            ``[1]``. It is seeded and left within an episode. Do not share it with training.
+            ``[1]``. The function seeds the environment, and may leave it in the middle of an
+            episode. Do not share it with training.
         num_episodes: Episodes, in rounds of one per env; None for one round.
         greedy: Act by the mode of the policy instead of sampling.
         max_steps: Steps after which an episode is cut and reported as not finished; None: no limit,
@@ -79,12 +80,14 @@ def evaluate(
         memory_wiped: Former form of ``memory_reset``, removed in the next version.
 
     Raises:
-        ArgumentError: The environment has several batch dimensions or lacks an entry that
-            ``memory_reset`` needs, or a number is not positive.
+        ArgumentError: The environment is not TorchRL's, has several batch dimensions or lacks an
+            entry that ``memory_reset`` needs; the policy returns no TensorDict with an action; or a
+            number is not positive.
     """
     if memory_wiped is not None:
         memory_reset = _replace_former(memory_wiped)
     require_choice("evaluate", "memory_reset", memory_reset, get_args(MemoryReset))
+    check_players("evaluate", policy, env)
     condition = "have at most one batch dimension"
     require("evaluate", "env", tuple(env.batch_size), env.batch_dims <= 1, condition)
     num_envs = env.batch_size.numel()
@@ -103,6 +106,24 @@ def evaluate(
             copied = fresh_copy(policy)
             results.append(_play_round(copied, env, count, max_steps, memory_reset, tasks))
     return concatenate(results)
+
+
+def check_players(owner: str, policy: object, env: object) -> None:
+    """Raise unless a policy can be called, and an environment is one of TorchRL.
+
+    Args:
+        owner: Function named in the error.
+        policy: Policy that is to act.
+        env: Environment that is to be played.
+    """
+    kind = type(policy).__name__
+    condition = "be a TensorDict module, or a function of a TensorDict that returns it"
+    require(owner, "policy", kind, callable(policy), condition)
+    kind = type(env).__name__
+    condition = "be a TorchRL environment (EnvBase)"
+    remedy = "make a Gymnasium id one with yamame_envs.Gym(id), and an object with "
+    remedy += "torchrl.envs.GymWrapper(env)"
+    require(owner, "env", kind, isinstance(env, EnvBase), condition, remedy=remedy)
 
 
 def _replace_former(memory_wiped: Literal["trials"] | bool) -> MemoryReset:
@@ -379,6 +400,9 @@ def act(
         timestep: ``[N]`` or ``[]``.
         action_key: Key of the environment's action.
         memory_reset: As for `evaluate`.
+
+    Raises:
+        ArgumentError: The policy returns no TensorDict, or one without an action.
     """
     is_batched = timestep.batch_dims > 0
     seen = timestep if is_batched else timestep.unsqueeze(0)
@@ -387,6 +411,7 @@ def act(
         seen = seen.copy().set("is_init", _reset_flags(seen, memory_reset))
 
     acted = policy(seen)
+    _check_action(acted, action_key)
     if not is_batched:
         acted = acted.squeeze(0)
     if memory_reset == "every_step":
@@ -395,6 +420,18 @@ def act(
     if memory_reset == "every_trial":
         acted = acted.set("is_init", timestep.get("is_init"))
     return acted
+
+
+def _check_action(acted: object, action_key: NestedKey) -> None:
+    """Raise unless a policy has returned a TensorDict with an action."""
+    found: object = f"a {type(acted).__name__}"
+    has_action = False
+    if isinstance(acted, TensorDictBase):
+        has_action = acted.get(action_key, None) is not None
+        found = sorted(map(str, acted.keys())) if not has_action else None
+    condition = f"be a TensorDict with the action under {action_key!r}"
+    remedy = "TensorDictModule(policy, in_keys=[...], out_keys=[...]) makes one of a module"
+    require("policy", "the result", found, has_action, condition, remedy=remedy)
 
 
 def _reset_flags(timestep: TensorDictBase, memory_reset: MemoryReset) -> Tensor:

@@ -45,8 +45,15 @@ from yamame.checks import (
     check_bounds,
     require,
 )
-from yamame.heads import PopArt
-from yamame.losses.sequence import ARRIVAL, DEPARTURE, SequenceLoss, check_size, encode
+from yamame.heads import PopArt, ValueRepresentation
+from yamame.losses.sequence import (
+    ARRIVAL,
+    DEPARTURE,
+    SequenceLoss,
+    check_module,
+    check_size,
+    encode,
+)
 
 _ANNOTATIONS = ("action_log_prob", "state_value", "advantage", "value_target")
 
@@ -111,6 +118,9 @@ class SequencePPOLoss(SequenceLoss):
         reward_multiplier: PositiveFloat = 1.0,
     ) -> None:
         super().__init__(encoder, action_space=action_space)
+        check_module("SequencePPOLoss", "actor", actor, nn.Module)
+        check_module("SequencePPOLoss", "critic", critic, nn.Module)
+        check_module("SequencePPOLoss", "returns", returns, ValueRepresentation)
         check_size("SequencePPOLoss", "actor", actor, "num_gammas", 1, "the one gamma")
         check_size("SequencePPOLoss", "critic", critic, "out_features", 1, "the one gamma")
         check_size("SequencePPOLoss", "returns", returns, "num_gammas", 1, "the one gamma")
@@ -181,7 +191,7 @@ class SequencePPOLoss(SequenceLoss):
         tensordict = self.packed(tensordict)
         valid = self._valid_transitions(tensordict)
         with self._acting():
-            context = encode(self.encoder, tensordict)[keys.context]
+            context = self._context_of(encode(self.encoder, tensordict))
             decisions = self._decisions(tensordict, context, valid)
             policy = self.clipped.actor_network.get_dist(decisions)
             log_prob = context.new_zeros(valid.shape, dtype=torch.float32)
@@ -252,7 +262,7 @@ class SequencePPOLoss(SequenceLoss):
         tensordict = self.packed(tensordict)
         valid = self._joined(tensordict)
         with self._acting():
-            context = encode(self.encoder, tensordict)[self.tensor_keys.context]
+            context = self._context_of(encode(self.encoder, tensordict))
             value = self.clipped.critic_network.module.to_returns(context).float().squeeze(-1)
         later = torch.where(self._outcome(tensordict, "terminated"), 0.0, value[:, ARRIVAL])
         reward = self.reward_multiplier * self._outcome(tensordict, "reward")
@@ -281,7 +291,7 @@ class SequencePPOLoss(SequenceLoss):
         remedy = "pass the batch that annotate(batch) returns"
         require("SequencePPOLoss", "the batch", names, is_annotated, condition, remedy=remedy)
         with self._acting():
-            context = encode(self.encoder, tensordict)[self.tensor_keys.context]
+            context = self._context_of(encode(self.encoder, tensordict))
             decisions = self._decisions(tensordict, context, valid)
             for name in _ANNOTATIONS:
                 key = getattr(self.tensor_keys, name)

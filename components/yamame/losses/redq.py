@@ -41,7 +41,13 @@ from yamame.losses.policy_values import (
     sample_policy,
     straight_through,
 )
-from yamame.losses.sequence import ARRIVAL, DEPARTURE, SequenceActorCriticLoss, check_size
+from yamame.losses.sequence import (
+    ARRIVAL,
+    DEPARTURE,
+    SequenceActorCriticLoss,
+    check_module,
+    check_size,
+)
 
 CloningFilter = Literal["binary", "exponential", "none"]
 DiscreteGradient = Literal["expectation", "straight_through"]
@@ -188,6 +194,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         require(owner, "discrete_gradient", gradient, suits, condition)
 
         num_gammas = len(self.discounts)
+        check_module(owner, "returns", self.returns, ValueRepresentation)
         check_size(owner, "returns", self.returns, "num_gammas", num_gammas, "the gammas")
         num_outputs = getattr(self.returns, "num_outputs", 1)
         check_size(owner, "critic", self.critic_network, "num_outputs", num_outputs, "returns")

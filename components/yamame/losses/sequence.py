@@ -73,6 +73,15 @@ class SequenceLoss(LossModule):
 
     def __init__(self, encoder: TensorDictModuleBase, *, action_space: ActionSpace) -> None:
         super().__init__()
+        is_encoder = hasattr(encoder, "in_keys") and hasattr(encoder, "out_keys")
+        condition = "be a TensorDict module that writes 'context'"
+        remedy = "use an encoder of yamame.trajectory, or wrap a module in TensorDictModule"
+        kind = type(encoder).__name__
+        require(type(self).__name__, "encoder", kind, is_encoder, condition, remedy=remedy)
+        is_space = isinstance(action_space, ActionSpace)
+        kind = type(action_space).__name__
+        condition = "be a yamame.actions.ActionSpace"
+        require(type(self).__name__, "action_space", kind, is_space, condition)
         self.encoder = encoder
         self.action_space = action_space
 
@@ -175,10 +184,27 @@ class SequenceLoss(LossModule):
             names = sorted(map(str, tensordict.keys(True, True)))
             require(type(self).__name__, "the batch", names, False, f"hold {key!r}")
 
+    def _context_of(self, encoded: TensorDictBase) -> Tensor:
+        """Return the context [B, L, D] that the encoder has written."""
+        context = encoded.get(self.tensor_keys.context, None)
+        names = sorted(map(str, encoded.keys(True)))
+        condition = f"write {self.tensor_keys.context!r}"
+        require(type(self).__name__, "encoder", names, context is not None, condition)
+        return context
+
     def _taken_actions(self, tensordict: TensorDictBase, valid: Tensor) -> Tensor:
         """Encode the actions of all transitions, [B, T, A]."""
-        self._require_entry(tensordict, self.tensor_keys.action)
-        action = tensordict[self.tensor_keys.action][:, DEPARTURE]
+        key = self.tensor_keys.action
+        self._require_entry(tensordict, key)
+        action = tensordict[key]
+        shape = (*tensordict.batch_size, *self.action_space.action_shape)
+        name = f"{key!r} of the batch"
+        found = f"{action.dtype} of shape {list(action.shape)}"
+        condition = f"be of shape {list(shape)}, as {self.action_space.kind!r} actions are"
+        remedy = "give action_space the action spec of the environment that was played"
+        fits = action.shape == shape
+        require(type(self).__name__, name, found, fits, condition, remedy=remedy)
+        action = action[:, DEPARTURE]
         keep = valid.reshape(*valid.shape, *[1] * (action.ndim - 2))
         # Padding may hold actions that cannot be encoded.
         action = torch.where(keep, action, torch.zeros_like(action))
@@ -196,6 +222,20 @@ class SequenceLoss(LossModule):
         if mask is None:
             return None
         return mask[:, which].bool() | ~needed.unsqueeze(-1)
+
+
+def check_module(owner: str, name: str, part: object, kind: type[nn.Module]) -> None:
+    """Raise if a part of a loss is no module of a kind.
+
+    Args:
+        owner: Class of the loss.
+        name: Argument that the part is.
+        part: Value of the argument.
+        kind: Class that it must have.
+    """
+    found = None if part is None else type(part).__name__
+    condition = f"be a module of class {kind.__name__}"
+    require(owner, name, found, isinstance(part, kind), condition)
 
 
 def check_size(
@@ -265,6 +305,9 @@ class SequenceActorCriticLoss(SequenceLoss):
         require(owner, "gammas", given, len(given) > 0 and in_range, "lie in (0, 1), at least one")
         require(owner, "gammas", given, differ, "differ from each other")
         require(owner, "target_tau", target_tau, 0.0 < target_tau <= 1.0, "be in (0, 1]")
+        check_module(owner, "actor", actor, nn.Module)
+        if critic is not None:
+            check_module(owner, "critic", critic, nn.Module)
 
         # The host's copy is read without waiting for a device.
         self.discounts = tuple(float(gamma) for gamma in gammas)
@@ -304,6 +347,7 @@ class SequenceActorCriticLoss(SequenceLoss):
     ) -> tuple[Tensor, Tensor]:
         """Compute the contexts [B, L, D] of the actor and of the critics in one pass."""
         encoded = encode(encoder, tensordict)
+        context = self._context_of(encoded)
         keys = self.tensor_keys
         is_separate = keys.critic_context in encoded.keys(True)
         negation = "not " if is_separate else ""
@@ -315,8 +359,7 @@ class SequenceActorCriticLoss(SequenceLoss):
             is_separate != self.shares_encoder,
             f"{negation}write {names}",
         )
-        critic_key = keys.critic_context if is_separate else keys.context
-        return encoded[keys.context], encoded[critic_key]
+        return context, encoded[keys.critic_context] if is_separate else context
 
     def _arrival_contexts(
         self, tensordict: TensorDictBase, actor_context: Tensor, critic_context: Tensor
