@@ -42,13 +42,14 @@ _REDRAWS = 8
 class Relabel(BatchTransform):
     """Gives trajectories instructions that they have (partly) completed (AMAGO, arXiv 2310.09971).
 
-    Of an instruction of k goals, n were completed. Synthetic goals are drawn from the goals
-    achieved at h other timesteps (without replacement, one goal from each), merged chronologically
-    with the n completed ones into the first slots, and the trajectory is replayed: rewards,
-    previous rewards, goals, ends. Replay is greedy: goals may complete before the timestep from
-    which they were drawn, never after it. A trajectory that completes its new instruction ends
-    there (``terminated``), and later timesteps become zero padding; the batch is trimmed to its
-    longest trajectory. With h = 0, which includes completed instructions, nothing changes.
+    Let n of k goals be completed. The strategy replaces h of the k - n missed ones. If h is 0, as
+    for a completed instruction, nothing changes. Synthetic goals are drawn from the goals achieved
+    at h other timesteps (without replacement, one goal from each), merged chronologically with the
+    n completed ones into the first slots, and the trajectory is replayed: rewards, previous
+    rewards, goals, ends. Replay is greedy: goals may complete before the timestep from which they
+    were drawn, never after it. A trajectory that completes its new instruction ends there
+    (``terminated``), and later timesteps become zero padding; the batch is trimmed to its longest
+    trajectory.
 
     Trajectories are relabelled one by one, also where a row holds several. Each receives goals that
     it has achieved itself, an unfinished one those achieved so far. A batch in TorchRL's layout
