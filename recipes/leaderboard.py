@@ -5,6 +5,7 @@
     yamame leaderboard dev page=gru.md baseline=leaderboard/dev-cpu.csv \
         overrides=[encoder=gru]
     yamame leaderboard popgym tier=gpu only_check=true   # print the commands
+    yamame leaderboard popgym tier=cpu_30min compare=[recurrent_ppo]
 
 The suite's file in conf/suite has the tasks and the numbers to compare with, with their sources. A
 run scores 0 for the result of random actions and 1 for the best known one (`yamame.report.scores`).
@@ -34,7 +35,9 @@ from yamame.report import RunReader, make_sections, place_table, scores, write_t
 from yamame.report.markdown import plain_table
 from yamame.report.scores import ScoredRun
 from yamame.report.terminal import print_columns
-from yamame.runs.suites import PlannedRuns, notes_of, plan, table_of, tier_name, train_planned
+from yamame.runs import suites
+from yamame.runs.comparisons import build_learner
+from yamame.runs.suites import PlannedRuns
 from yamame.system.installed import recipe_command
 from yamame.system.messages import print_stderr, print_stdout
 
@@ -44,10 +47,12 @@ def leaderboard(cfg: LeaderboardConfig) -> Path | None:
 
     With ``only_check`` the commands are printed instead.
     """
-    planned = plan(cfg)
+    planned = suites.plan(cfg)
     for runs in planned:
         yamame.compose(*runs.overrides)  # a mistake is found before hours of training
     baseline = baseline_of(cfg, planned)
+    for node in cfg.compare.values():
+        build_learner(node)  # so is a missing package
     if cfg.only_check:
         for runs in planned:
             seeds = f"seed={','.join(map(str, cfg.seeds))}"
@@ -55,20 +60,26 @@ def leaderboard(cfg: LeaderboardConfig) -> Path | None:
         return None
 
     results: list[ScoredRun] = []
+    compared: dict[str, list[ScoredRun]] = {name: [] for name in cfg.compare}
     reported = set[str]()
     for runs in planned:
         for seed in cfg.seeds:
-            result = train_planned(cfg, runs, seed, reported)
+            result = suites.train_planned(cfg, runs, seed, reported)
             if result is not None:
                 results.append(result)
-    num_failed = len(planned) * len(cfg.seeds) - len(results)
+            for name in compared:
+                result = suites.compare_planned(cfg, name, runs, seed, reported)
+                if result is not None:
+                    compared[name].append(result)
+    num_done = sum(map(len, [results, *compared.values()]))
+    num_failed = len(planned) * len(cfg.seeds) * (1 + len(compared)) - num_done
     if num_failed > len(reported):
         print_stderr(f"leaderboard: {num_failed} runs failed, for the reasons above")
     if not results:
         raise SystemExit(1)
 
-    page = Path(cfg.page or f"leaderboard/{cfg.suite.title.lower()}-{tier_name(cfg)}.md")
-    write_page(cfg, page, planned, results, baseline)
+    page = Path(cfg.page or f"leaderboard/{cfg.suite.title.lower()}-{suites.tier_name(cfg)}.md")
+    write_page(cfg, page, planned, results, baseline, compared)
     if num_failed:
         raise SystemExit(1)
     return page
@@ -101,25 +112,31 @@ def write_page(
     planned: list[PlannedRuns],
     results: list[ScoredRun],
     baseline: list[ScoredRun],
+    compared: dict[str, list[ScoredRun]],
 ) -> None:
     """Write the page and the CSV file beside it, and print tasks, scores and the comparison."""
     resampling = instantiate(cfg.resampling)
     tables = {"score": scores.mean_rows(scores.mean_scores(results, resampling))}
-    if baseline:
-        found = scores.differences(results, baseline, resampling)
-        tables[f"difference to {cfg.baseline}"] = scores.difference_rows(found)
+    for name, others in {str(cfg.baseline): baseline, **compared}.items():
+        found = scores.differences(results, others, resampling)
+        if found:
+            tables[f"difference to {name}"] = scores.difference_rows(found)
     texts = [f"{title}:\n\n{plain_table(rows)}" for title, rows in tables.items() if rows]
 
     suite = cfg.suite.title
-    title = f"{suite} ({tier_name(cfg)})"
-    table = table_of(cfg, planned, results)
-    place_table(page, title, table, notes_of(cfg, planned), scores="\n\n".join(texts))
+    title = f"{suite} ({suites.tier_name(cfg)})"
+    table = suites.table_of(cfg, planned, results, compared)
+    place_table(page, title, table, suites.notes_of(cfg, planned), scores="\n\n".join(texts))
     reader = RunReader.open(cfg.store.tracking_uri, cfg.store.experiment)
     sections, _ = make_sections(reader.read())
     not_run = write_tables([page], sections, resampling)
     scores.write_scores(page.with_suffix(".csv"), results)
 
     print_columns(title, scores.run_rows(results))
+    for name, others in compared.items():
+        file = page.with_name(f"{page.stem}-{name}.csv")
+        scores.write_scores(file, others)
+        print_columns(f"{title}: {name} ({file})", scores.run_rows(others))
     for heading, rows in tables.items():
         if rows:
             print_columns(heading, rows)

@@ -3,11 +3,13 @@
     yamame reproduce rsm/dark_key_to_door memory=gru      # --help lists the keys
     yamame reproduce rsm/tmaze minutes=10                 # a piece; repeat to continue
     yamame reproduce rsm/tmaze edition=small num_tasks=8  # does it run at all?
+    yamame reproduce rsm/tmaze edition=cpu                # our default agent, minutes on one core
 
 A contract in conf/reproduce names the experiment that is trained, the measure of a task, the margin
 and the published numbers. Finished runs are not repeated. After a piece the recipe prints how far
 the run is and how long the rest takes at this rate, and exits with status 75. Once all seeds are
 trained, the reported tasks are played, and the verdict is printed and written to contract.json.
+With edition=cpu, the default agent of `yamame train` has the same tasks and a threshold to reach.
 """
 
 if __name__ == "__main__":
@@ -29,57 +31,64 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yamame
 from yamame.cli.app import main
 from yamame.cli.nodes import plain
 from yamame.cli.settings import ReproduceConfig
-from yamame.evaluation import joint_estimate, measure
-from yamame.evaluation.contract import judge_estimate
+from yamame.evaluation import joint_estimate
+from yamame.evaluation.contract import judge_estimate, judge_threshold
 from yamame.files.atomic import write_json
-from yamame.report.contracts import interval_lines, verdict_line
-from yamame.runs.playing import EvaluationSettings, RunEvaluator
+from yamame.report.contracts import cost_lines, interval_lines, threshold_line, verdict_line
+from yamame.runs.contracts import choice_of, cost_of, reported_scores
 from yamame.runs.several import TimeSlice, train_or_resume
-from yamame.runs.trained import load_trained
 
 
 def reproduce(cfg: ReproduceConfig) -> dict[str, Any]:
     """Train all seeds, play the reported tasks, and compare the estimate with the published one."""
-    common = overrides_of(cfg)
+    choice = choice_of(cfg)
     contract = plain(cfg.contract)
-    name = f"{contract['experiment']}-{cfg.memory}-{cfg.edition}"
+    name = f"{choice.experiment}-{choice.memory}-{cfg.edition}"
     time_slice = TimeSlice(cfg.minutes)
     runs = []
     for seed in cfg.seeds:
         run_name = f"{name}-{seed}"
-        overrides = [*common, f"seed={seed}", f"run.name={run_name}", f"run.root={cfg.root}"]
+        overrides = [*choice.overrides, f"seed={seed}", f"run.name={run_name}"]
         on_interrupt = partial(describe_rest, run_name, time_slice)
-        run = train_or_resume(*overrides, callbacks=[time_slice], on_interrupt=on_interrupt)
+        run = train_or_resume(
+            *overrides, f"run.root={cfg.root}", callbacks=[time_slice], on_interrupt=on_interrupt
+        )
         runs.append(run)
-    scores = [evaluate(cfg, run.path) for run in runs]
+    scores = [reported_scores(cfg, run) for run in runs]
 
     ours = joint_estimate(scores, num_resamples=cfg.num_resamples)
     judgement = None
     if cfg.edition == "full":
-        published, *_ = contract["published"][cfg.memory]
+        published, *_ = contract["published"][choice.memory]
         judgement = judge_estimate(ours, published, contract["margin"])
     outcome, settled = judgement or (None, None)
+    costs = [cost_of(run) for run in runs]
     report = {
         "contract": contract,
-        "memory": cfg.memory,
+        "memory": choice.memory,
         "edition": cfg.edition,
         "ours": ours._asdict(),
         "outcome": outcome,
         "settled": settled,
-        "cpu_s": sum(run.summary["cpu_s"] for run in runs),
-        "wall_s": sum(run.summary["wall_s"] for run in runs),
+        "cpu_s": sum(cost["cpu_s"] for cost in costs),
+        "wall_s": sum(cost["wall_s"] for cost in costs),
+        "costs": dict(zip(map(str, cfg.seeds), costs, strict=True)),
         "tasks": scores,
     }
+    if cfg.edition == "cpu":
+        report |= judge_threshold(ours, cfg.contract.cpu.threshold)
 
-    print(f"{contract['experiment']} with {cfg.memory}: {contract['endpoint']} {ours.value:.3g}")
+    print(f"{choice.experiment} with {choice.memory}: {contract['endpoint']} {ours.value:.3g}")
     print(*interval_lines(ours), sep="\n")
     by_seed = zip(cfg.seeds, ours.seeds, strict=True)
     print("seeds:", ", ".join(f"{seed}: {value:.3g}" for seed, value in by_seed))
-    print(verdict_line(report))
+    if cfg.edition == "cpu":
+        print(*cost_lines(report), threshold_line(report), sep="\n")
+    else:
+        print(verdict_line(report))
     cost = f"{report['cpu_s']:,.0f} CPU-seconds, {report['wall_s']:,.0f} s"
     print(f"cost: {cost}; published: {contract['cost']}")
     folder = Path(cfg.root) / name
@@ -88,35 +97,9 @@ def reproduce(cfg: ReproduceConfig) -> dict[str, Any]:
     return report
 
 
-def overrides_of(cfg: ReproduceConfig) -> list[str]:
-    """Return the overrides that all runs have in common.
-
-    Raises:
-        UsageError: The overrides are wrong.
-    """
-    experiment = f"experiment={cfg.contract.experiment}"
-    memory = cfg.memories[cfg.memory]
-    edition = cfg.editions[cfg.edition]
-    overrides = [experiment, *memory, *edition, *cfg.overrides]
-    yamame.compose(*overrides)
-    return overrides
-
-
 def describe_rest(name: str, time_slice: TimeSlice) -> str:
     """Describe how far an interrupted run is."""
     return f"{name}: {time_slice.describe_rest()}"
-
-
-def evaluate(cfg: ReproduceConfig, path: Path) -> list[float]:
-    """Measure every reported task, greedily and once each, with a run's last checkpoint."""
-    num_tasks = cfg.num_tasks
-    settings = EvaluationSettings(
-        num_envs=num_tasks, num_episodes=num_tasks, greedy=True, max_steps=None, seed=0
-    )
-    run = RunEvaluator(load_trained(path, checkpoint="last"), settings)
-    result = run.evaluate(task_seeds=range(cfg.first_task, cfg.first_task + num_tasks))
-    scores: list[float] = measure(result, cfg.contract.endpoint).tolist()
-    return scores
 
 
 if __name__ == "__main__":

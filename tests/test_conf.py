@@ -32,6 +32,7 @@ COMPOSED_ELSEWHERE = (
     "hardware",
     "suite",
     "reproduce",
+    "compare",
 )
 """Groups of which `test_ablations.py` composes and checks every choice, those of packages that may
 be missing, what sets keys of other groups (`recipes/test_api.py`), and those of other recipes
@@ -343,9 +344,9 @@ def names_discounts(name: str) -> bool:
 
 def test_the_experiments_of_papers_keep_their_discounts_whatever_the_default_is():
     experiments = [path.stem for path in (CONF / "experiment").glob("*.yaml")]
-    # Not of a paper: presets for one core, and the base of some.
+    # Not of a paper: presets for one core, tasks for the default agent, and the base of some.
     rest = {name for name in experiments if name.startswith(("cpu_", "xland_"))}
-    rest |= {"dark_key_to_door_small"}
+    rest |= {name for name in experiments if name.endswith("_task")} | {"dark_key_to_door_small"}
     of_papers = [name for name in experiments if name not in rest]
     assert len(of_papers) > 25
     assert [name for name in of_papers if not names_discounts(name)] == []

@@ -86,7 +86,8 @@ def test_an_experiment_builds_on_those_of_a_paper_or_has_an_environment_and_a_bu
     if bases(name) & {"amago_defaults", "rsm_defaults"}:
         assert not name.startswith("cpu_")
         return
-    assert set(config) <= {"defaults", "env", "budget", "expected"}
+    assert set(config) <= {"defaults", "env", "evaluation", "budget", "expected"}
+    assert set(config.get("evaluation", {})) <= {"env"}
     overridden: set[str] = set()
     for entry in config.get("defaults", []):
         if OmegaConf.is_dict(entry):

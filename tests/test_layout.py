@@ -35,6 +35,7 @@ FLOORS = (
 components none of them.
 """
 DOORS = {
+    "baselines": {"gymnasium", "sb3_contrib", "stable_baselines3"},
     "cli": {"cloudpickle", "hydra", "omegaconf", "pydantic", "pydantic_core", "yaml"},
     "collectors": {"ray"},
     "deploy": {"mlflow", "safetensors"},

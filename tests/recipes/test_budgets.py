@@ -1,11 +1,14 @@
 """Budgets of recipes: limits of time, and schedules that are shares of them."""
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 import yamame
 from yamame.checks import UsageError
+from yamame.runs import schedules
 from yamame.runs.limits import with_minutes
+from yamame.system.budget import Budget
 
 TINY = ("debug=tiny", "env=tmaze", "env.length=8", "encoder=gru", "logger=none", "run.name=a")
 
@@ -194,3 +197,17 @@ def test_learning_starts_after_enough_episodes_or_a_tenth_of_the_budget():
     # As in earlier versions, updates are counted from the setting.
     former = progress("d", "schedule.learning_starts=600")
     assert former.updates == (former.env_steps - 600) // 16
+
+
+@pytest.mark.parametrize(("in_budget", "share"), [(True, 0.5), (False, 0.0)])
+def test_evaluations_cost_budget_unless_they_are_left_out(in_budget, share):
+    clock = [0.0]
+    run = SimpleNamespace(
+        cfg=SimpleNamespace(evaluation=SimpleNamespace(in_budget=in_budget)),
+        budget=Budget(cpu_s=100, cpu_clock=lambda: clock[0]),
+        costs=SimpleNamespace(gather=lambda: None),
+    )
+    run.budget.start()
+    with schedules.timed_evaluation(run):
+        clock[0] = 50.0
+    assert run.budget.fraction(env_steps=0, updates=0) == share

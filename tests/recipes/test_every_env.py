@@ -58,7 +58,8 @@ ELSEWHERE = {
 ELSEWHERE |= {"launcher/local", "launcher/slurm", "sweeper/optuna"}
 ELSEWHERE |= {
     *(f"suite/{path.stem}" for path in CONF.glob("suite/*")),
-    *(f"reproduce/rsm/{path.stem}" for path in CONF.glob("reproduce/rsm/*")),
+    *(str(path.relative_to(CONF).with_suffix("")) for path in CONF.glob("reproduce/**/*.yaml")),
+    *(f"compare/{path.stem}" for path in CONF.glob("compare/*")),
 }
 ELSEWHERE |= {f"data/{name}" for name in ("hdf5", "minari", "none", "npz", "runs", "torchrl")}
 ELSEWHERE |= {"curriculum/none", "curriculum/plr", "data/amago", "hydra/launcher/local"}

@@ -2,7 +2,9 @@
 sides.
 """
 
+import json
 import re
+import sys
 
 import pytest
 import yamame
@@ -114,6 +116,90 @@ def test_what_is_missing_is_run_what_failed_is_told_and_what_is_done_stays(board
     assert page.count("<!-- scores -->") == 1
 
 
+CHOOSER = """
+import torch
+
+
+class Chooser:
+    \"\"\"Draws actions, and walks right where it is evaluated greedily.\"\"\"
+
+    def __init__(self, *, num_envs=2, stops_early=False):
+        self.num_envs = num_envs
+        self.stops_early = stops_early
+        torch.rand(1)  # generators of runs are not disturbed by this
+
+    def learn(self, task):
+        env = task.build_env(self.num_envs)
+        env.reset()
+        steps = 0
+        while task.goes_on(self.act, env_steps=steps, updates=steps) and not self.stops_early:
+            steps += self.num_envs
+
+    def act(self, timestep):
+        return timestep.set("action", torch.zeros(len(timestep), dtype=torch.long))
+"""
+
+
+@pytest.fixture
+def chooser(tmp_path, monkeypatch):
+    """Overrides that compare with a learner from outside of the package."""
+    folder = tmp_path.parent / f"{tmp_path.name}-lab"
+    folder.mkdir()
+    (folder / "chooserlab.py").write_text(CHOOSER)
+    monkeypatch.syspath_prepend(folder)
+    return ["+compare.chooser._target_=chooserlab.Chooser", "trust=[chooserlab.]"]
+
+
+def test_a_learner_from_outside_has_the_same_tasks_a_column_and_rows_and_is_not_repeated(
+    board, chooser, tmp_path
+):
+    status, out, errors, rows = board("three", *chooser, "seeds=[0,1]")
+    assert status == 0, errors
+    assert re.fullmatch(r"-?\d\.\d{3} ± \d\.\d{3}", rows[0]["chooser"])
+    assert rows[0]["verdict"] in ("above", "within", "below")
+    assert "difference to chooser" in out
+    page = (tmp_path / "leaderboard/corridors-short.md").read_text()
+    assert "against=chooser" in page
+    assert "- *chooser*: Chooser" in page
+    theirs = read_scores(tmp_path / "leaderboard/corridors-short-chooser.csv")
+    ours = read_scores(tmp_path / "leaderboard/corridors-short.csv")
+    # It never turns at the junction.
+    assert [(run.seed, run.value, run.updates) for run in theirs] == [(0, 0.0, 2), (1, 0.0, 2)]
+    assert [run.best >= run.value for run in ours] == [True, True]
+    assert all(run.cpu_s > 0 for run in theirs)
+
+    files = sorted((tmp_path / "runs").glob("chooser-*/comparison.json"))
+    before = [file.stat().st_mtime_ns for file in files]
+    assert len(files) == 2
+    report = json.loads(files[0].read_text())
+    num_episodes = report["settings"]["evaluation"]["num_episodes"]
+    assert num_episodes == 4
+    assert len(report["curve"]) >= 1
+    assert board("three", *chooser, "seeds=[0,1]")[0] == 0
+    assert [file.stat().st_mtime_ns for file in files] == before
+    # Another setting of the learner is another run.
+    assert board("three", *chooser, "+compare.chooser.num_envs=1")[0] == 0
+    assert len(list((tmp_path / "runs").glob("chooser-*"))) == 3
+
+
+def test_a_learner_that_ends_before_its_budget_has_no_result(board, chooser, tmp_path):
+    status, _, errors, rows = board("three", *chooser, "+compare.chooser.stops_early=true")
+    assert status == 1
+    assert "go on until goes_on() returns False" in errors
+    assert rows[0]["chooser"] == ""
+    assert not list((tmp_path / "runs").glob("chooser-*/comparison.json"))
+
+
+def test_a_missing_library_is_told_before_anything_is_trained(board, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sb3_contrib", None)
+    status, _, errors, _ = board("three", "compare=[recurrent_ppo]")
+    assert status == 2
+    assert errors.count("\n") == 1
+    assert "compare.recurrent_ppo: the package sb3_contrib must be installed" in errors
+    assert "pip install 'yamame[compare]'" in errors
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_run_that_is_asked_to_end_ends_the_recipe_which_goes_on_later(board, monkeypatch):
     seen = []
 
@@ -174,6 +260,9 @@ def test_the_suite_of_popgym_names_its_tasks_and_what_is_limited_by_cost(
         assert len(column["source"]) > 10
     limits = yamame.compose(*suite.tiers.cpu.overrides).budget
     assert (limits.cpu_s, limits.minutes, limits.env_steps) == (150.0, None, None)
+    assert suite.tiers.cpu_30min.tasks == suite.tiers.cpu.tasks
+    longer = yamame.compose(*suite.tiers.cpu_30min.overrides)
+    assert (longer.budget.cpu_s, longer.evaluation.in_budget) == (1800.0, False)
 
 
 def settings(*overrides):

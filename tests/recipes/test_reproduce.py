@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yamame
+from omegaconf import OmegaConf
 
 GRU = ("encoder.hidden_size=16", "encoder.out_features=16", "encoder.num_layers=1")
 SMALL = ("memory=gru", "edition=small", "num_tasks=6", "num_resamples=100")
@@ -81,14 +82,84 @@ def test_a_piece_ends_within_its_minutes_and_says_what_the_rest_takes(play, tmp_
     assert (tmp_path / "runs/rsm_tmaze-gru-small/contract.json").exists()
 
 
+CPU = "overrides=[debug=tiny,logger=none,evaluation.video_frames=1,encoder.hidden_size=16]"
+
+
+def test_the_edition_for_one_core_trains_the_default_agent_and_compares_with_a_threshold(
+    play, tmp_path
+):
+    call = ("long_recall", "edition=cpu", CPU, "contract.env.length=300", "num_tasks=8")
+    status, out, errors = play("reproduce", tmp_path, *call, "seeds=[3,4]")
+    assert status == 0, errors
+    report = json.loads(
+        (tmp_path / "runs/long_recall_task-gru_selective-cpu/contract.json").read_text()
+    )
+    assert (report["memory"], report["threshold"]) == ("gru_selective", 1.0)
+    assert report["reached"] == [mean >= 1.0 for mean in report["ours"]["seeds"]]
+    assert (report["outcome"], report["settled"]) == (None, None)
+    assert report["costs"]["3"]["updates"] == 2
+    assert "threshold: success 1: not reached" in out
+    assert "seed 4: " in out
+    assert "published: not given" in out
+
+    run = tmp_path / "runs/long_recall_task-gru_selective-cpu-3"
+    config = OmegaConf.load(run / "config.yaml")
+    default = yamame.compose("env=tmaze")
+    assert config.optimizer == default.optimizer
+    assert config.schedule.regulator == default.schedule.regulator
+    assert config.budget.cpu_s == 1800
+    # Corridors of the reported tasks are longer than any in training.
+    assert max(config.env.length) == 128
+
+    # Tasks are not played twice, unless others are asked for.
+    kept = json.loads((run / "reported.json").read_text())
+    kept["scores"] = [1.0] * 8
+    (run / "reported.json").write_text(json.dumps(kept))
+    status, out, _ = play("reproduce", tmp_path, *call, "seeds=[3]")
+    assert status == 0
+    assert "threshold: success 1: reached, from one seed" in out
+    status, out, _ = play("reproduce", tmp_path, *call, "seeds=[3]", "first_task=9")
+    assert "not reached, from one seed" in out
+
+
+def test_a_piece_of_an_edition_with_a_clock_tells_the_rest_and_goes_on(play, tmp_path):
+    tiny = "overrides=[debug=tiny,logger=none,budget.updates=null,evaluation.env.length=8]"
+    call = ("rsm/tmaze", "edition=cpu", "memory=gru", "seeds=[0]", "num_tasks=4", tiny)
+    call = (*call, "contract.cpu.cpu_s=3")
+    status, out, _ = play("reproduce", tmp_path, *call, "minutes=0.02")
+    assert status == 75
+    assert "rsm_tmaze_task-gru-cpu-0: " in out
+    assert "the rest takes" in out
+    status, out, _ = play("reproduce", tmp_path, *call)
+    assert status == 0
+    report = json.loads((tmp_path / "runs/rsm_tmaze_task-gru-cpu/contract.json").read_text())
+    assert report["cpu_s"] > 3
+
+
+@pytest.mark.parametrize("name", ["rsm/tmaze", "rsm/countrecall", "rsm/dark_key_to_door"])
+def test_both_editions_have_one_environment(name):
+    contract = yamame.compose(f"reproduce={name}", recipe="reproduce").contract
+    full = yamame.compose(f"experiment={contract.experiment}", "encoder=rsm")
+    own = yamame.compose(f"experiment={contract.cpu.experiment}")
+    assert own.env == full.env
+    assert own.evaluation.env == full.evaluation.env
+    assert own.relabel == full.relabel
+    assert own.optimizer != full.optimizer
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["long_recall"], "edition: must be one of cpu, got 'full'"),
+        (["rsm/mazerunner", "edition=cpu"], "edition: must be one of full, small, got 'cpu'"),
+        (["rsm/tmaze", "edition=cpu", "memory=rsm_r"], "memory: must be one of deltanet, ffm, gru"),
+        (["rsm/tmaze", "contract.cpu.cpu_s=0"], "contract.cpu.cpu_s: must be a number above 0"),
+        (["rsm/tmaze", "+contract.cpu.cpus=0"], "contract.cpu.cpus: must be a setting"),
         (
             ["rsm/tmaze", "memory=lstm"],
             "memory: must be one of transformer, rsm, rsm_r, memo, gru, memoryless",
         ),
-        (["rsm/tmaze", "edition=large"], "edition: must be one of full, small, got 'large'"),
+        (["rsm/tmaze", "edition=large"], "edition: must be one of full, small, cpu, got 'large'"),
         (["rsm/tmazes"], "reproduce=rsm/tmazes: no such choice, did you mean rsm/tmaze?"),
         (["rsm/tmaze", "minutes=0"], "minutes: must be a number above 0 or null, got 0"),
     ],

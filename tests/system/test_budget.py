@@ -120,3 +120,24 @@ def test_the_rest_of_cpu_seconds_takes_longer_if_fewer_cores_are_busy():
     cpu.now += 10
     speeds = {"env_steps_per_s": 0.0, "updates_per_s": 0.0}
     assert budget.remaining_s(env_steps=0, updates=0, **speeds) == pytest.approx(180)
+
+
+def test_no_time_counts_in_a_pause_also_after_a_resume():
+    clock, cpu = Clock(), Clock()
+    budget = Budget(minutes=1, cpu_s=100, clock=clock, cpu_clock=cpu)
+    cpu.now = 20.0
+    budget.start()
+    with budget.paused():
+        clock.now += 600.0
+        cpu.now += 500.0
+    assert budget.elapsed_s == 0.0
+    assert budget.fraction(env_steps=0, updates=0) == 0.0
+    cpu.now += 40.0
+    assert budget.fraction(env_steps=0, updates=0) == 0.5
+    assert budget.ended(env_steps=0, updates=0) is None
+
+    resumed = Budget(minutes=1, cpu_s=100, clock=clock, cpu_clock=cpu)
+    resumed.load_state_dict(budget.state_dict())
+    assert resumed.fraction(env_steps=0, updates=0) == 0.5
+    cpu.now += 40.0
+    assert resumed.ended(env_steps=0, updates=0) == "cpu_s"

@@ -198,11 +198,13 @@ def _explain_choice(error: MissingConfigException, line: CommandLine) -> str | N
     former = instead_of_former(f"{group}={choice}")
     if former is not None:
         return former
-    options = error.options
-    if not options:
-        # A group of groups has its choices in folders.
+    options = list(error.options or ())
+    folders = [root / group for root in line.roots if (root / group).is_dir()]
+    in_folder = _choices(folders)
+    if not options or (in_folder and set(in_folder).isdisjoint(options)):
+        # A group of groups has its choices in folders, and Hydra lists those beside the folders.
         group, _, choice = error.missing_cfg_file.partition("/")
-        options = sorted(_nested_choices(line, group))
+        options = sorted({*options, *_nested_choices(line, group)})
     if choice in _SWEEP_PLUGINS.get(group, ()):
         install = "its package must be installed, run: pip install 'yamame[sweep]'"
         return f"{group}={choice}: {install}"

@@ -2,6 +2,7 @@
 `yamame.cli.training_settings`.
 """
 
+from collections.abc import Collection, Iterable
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import ValidationInfo, field_validator
@@ -34,11 +35,12 @@ from yamame.cli.training_settings import (
     ProbeConfig,
     TrainConfig,
 )
+from yamame.system.installed import conf_dir
 
 
-def known_name(known: Node | None, name: str) -> str:
-    """Return a name if it is a key of a node; the node is None if it is wrong itself."""
-    if known is not None and name not in known:
+def one_of(known: Collection[str], name: str) -> str:
+    """Return a name if it is among those that are known."""
+    if name not in known:
         raise refuse(f"be one of {', '.join(known)}")
     return name
 
@@ -338,6 +340,11 @@ class LeaderboardConfig(Config):
     page: VerbatimText | None
     """Markdown page whose marked table is replaced; null: leaderboard/<suite>-<tier>.md. A CSV file
     in the same folder contains a row per run."""
+    compare: Node
+    """Learners of other libraries that are trained on the same tasks, by name, each a class. Select
+    choices as compare=[recurrent_ppo]."""
+    trust: list[Text]
+    """Packages outside Yamame whose classes `compare` can refer to, such as [mylab.]."""
     baseline: VerbatimText | None
     """CSV file of an earlier call with other overrides, to compare scores with; null: none."""
     only_check: bool
@@ -350,14 +357,27 @@ class LeaderboardConfig(Config):
     @classmethod
     def _is_known(cls, tier: str | None, info: ValidationInfo) -> str | None:
         suite = info.data.get("suite")
-        return tier if suite is None or tier is None else known_name(suite.tiers, tier)
+        return tier if suite is None or tier is None else one_of(suite.tiers, tier)
+
+
+class CPUContract(Section):
+    """Edition of a contract for one core: the default agent on the same task."""
+
+    experiment: Text | None = None
+    """Experiment that edition=cpu uses; null: no such edition."""
+    memory: Text = "transformer"
+    """Encoder of edition=cpu without memory=..."""
+    cpu_s: PositiveFloat = 3600.0
+    """CPU-seconds of training per seed."""
+    threshold: float = 1.0
+    """Mean score over the reported tasks that a seed should reach."""
 
 
 class ContractSettings(Section):
     """Published result to repeat, and the rule of the comparison."""
 
-    experiment: Text
-    """Experiment that trains the agents."""
+    experiment: Text | None
+    """Experiment that trains the agents as published; null: only edition=cpu exists."""
     endpoint: Text
     """Score that is compared."""
     margin: NonNegativeFloat
@@ -368,6 +388,21 @@ class ContractSettings(Section):
     """Cost of the published experiment."""
     published: Node
     """Published scores by memory."""
+    num_tasks: Side = 256
+    """Number of reported tasks."""
+    env: Node = Node({})
+    """Settings of the environment of the reported tasks that differ from evaluations in
+    training."""
+    cpu: CPUContract = CPUContract()
+
+    def editions(self, known: Iterable[str]) -> list[str]:
+        """Return those of some editions that this contract has."""
+        found = []
+        for name in known:
+            experiment = self.cpu.experiment if name == "cpu" else self.experiment
+            if experiment is not None:
+                found.append(name)
+        return found
 
 
 class ReproduceConfig(Config):
@@ -378,14 +413,16 @@ class ReproduceConfig(Config):
     contract: ContractSettings
     # Before their names, which are checked by them.
     memories: Node
-    """Overrides by memory."""
+    """Overrides by memory, for all editions except cpu."""
     editions: Node
     """Overrides by edition."""
-    memory: Text
-    """Memory of the agent: a key of memories."""
     edition: Text
     """Size of the experiment: a key of editions. small: a tiny network and a few updates, as a
-    test."""
+    test. cpu: the default agent of train on the same tasks, within contract.cpu.cpu_s
+    CPU-seconds."""
+    memory: Text | None
+    """Memory of the agent: a key of memories, or with edition=cpu a choice of encoder=... null:
+    rsm, with edition=cpu contract.cpu.memory."""
     seeds: Seeds
     """Seeds, trained one after the other."""
     minutes: PositiveFloat | None
@@ -397,20 +434,30 @@ class ReproduceConfig(Config):
     """Directory of the runs; each is in <root>/<experiment>-<memory>-<edition>-<seed>."""
     first_task: Natural
     """Seed of the first reported task; training uses 64-bit seeds, so its tasks are different."""
-    num_tasks: Side
-    """Number of reported tasks, with one greedy episode each, by the last checkpoint."""
+    num_tasks: Side | None
+    """Number of reported tasks, with one greedy episode each, by the last checkpoint; null:
+    contract.num_tasks."""
     num_resamples: Annotated[int, Bounds(least=2), FITS_64_BITS]
     """Number of bootstrap samples over seeds and tasks."""
-
-    @field_validator("memory")
-    @classmethod
-    def _has_memory(cls, memory: str, info: ValidationInfo) -> str:
-        return known_name(info.data.get("memories"), memory)
 
     @field_validator("edition")
     @classmethod
     def _has_edition(cls, edition: str, info: ValidationInfo) -> str:
-        return known_name(info.data.get("editions"), edition)
+        editions = info.data.get("editions")
+        contract = info.data.get("contract")
+        if editions is None or contract is None:  # wrong themselves
+            return edition
+        return one_of(contract.editions(editions), edition)
+
+    @field_validator("memory")
+    @classmethod
+    def _has_memory(cls, memory: str | None, info: ValidationInfo) -> str | None:
+        memories = info.data.get("memories")
+        if memory is None or memories is None or "edition" not in info.data:
+            return memory
+        if info.data["edition"] != "cpu":
+            return one_of(memories, memory)
+        return one_of(sorted(file.stem for file in (conf_dir() / "encoder").glob("*.yaml")), memory)
 
 
 CONFIGS: dict[str, type[Config]] = {

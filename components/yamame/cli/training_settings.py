@@ -182,6 +182,10 @@ class EvaluationSettings(Section):
     endless."""
     video_frames: Count
     """Largest number of timesteps in the video of the trained agent."""
+    # Runs of earlier versions do not have it.
+    in_budget: bool = True
+    """Count the time of evaluations towards budget.minutes and budget.cpu_s; false: to compare
+    learners at equal times of training."""
     env: Node
     """Settings of the environment that differ on held-out tasks, such as
     evaluation.env.split=test."""

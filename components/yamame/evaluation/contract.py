@@ -13,7 +13,7 @@ Source: the protocol of RSM (https://github.com/Jiaweeeeeen/RSM-ICLR, docs/EXPER
 """
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -190,3 +190,16 @@ def judge_estimate(
     outcome = judge(ours.value, published, margin)
     ends = [judge(end, published, margin) for end in ours.student or ()]
     return outcome, bool(ends) and all(end == outcome for end in ends)
+
+
+def judge_threshold(ours: JointEstimate, threshold: float) -> dict[str, Any]:
+    """Compare the mean of every seed with a threshold.
+
+    Returns:
+        ``threshold``; ``reached``: for each seed, whether its mean over tasks is at least the
+        threshold.
+
+    >>> judge_threshold(JointEstimate(0.75, None, None, [0.5, 1.0]), 1.0)
+    {'threshold': 1.0, 'reached': [False, True]}
+    """
+    return {"threshold": threshold, "reached": [mean >= threshold for mean in ours.seeds]}

@@ -62,6 +62,7 @@ ADDED = {
     "encoder.positive": False,
     "schedule.compile": False,
     "collector.compile": False,
+    "evaluation.in_budget": True,
     "env.split": "all",
     "env.observable": False,
     "env.split_by": "walls_and_goals",

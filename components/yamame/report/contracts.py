@@ -48,6 +48,47 @@ def verdict_line(report: Mapping[str, Any]) -> str:
     return f"published: {value:.3g} {format_ends(ends)}, margin {margin}: {verdict}"
 
 
+def threshold_line(report: Mapping[str, Any]) -> str:
+    """Describe which seeds have reached the threshold of edition=cpu.
+
+    Args:
+        report: Content of ``contract.json``.
+
+    >>> threshold_line({"contract": {"endpoint": "doors"}, "threshold": 20, "reached": [True]})
+    'threshold: doors 20: reached, from one seed'
+    >>> report = {"contract": {"endpoint": "success"}, "threshold": 1.0, "reached": [True, False]}
+    >>> threshold_line(report)
+    'threshold: success 1: reached by 1 of 2 seeds'
+    """
+    reached = report["reached"]
+    count = sum(reached)
+    if len(reached) == 1:
+        verdict = f"{'reached' if count else 'not reached'}, from one seed"
+    elif count == len(reached):
+        verdict = "reached by all seeds"
+    elif count > 0:
+        verdict = f"reached by {count} of {len(reached)} seeds"
+    else:
+        verdict = "not reached"
+    return f"threshold: {report['contract']['endpoint']} {report['threshold']:g}: {verdict}"
+
+
+def cost_lines(report: Mapping[str, Any]) -> list[str]:
+    """Describe the cost of every seed.
+
+    Args:
+        report: Content of ``contract.json``.
+
+    >>> cost_lines({"costs": {"42": {"env_steps": 81920, "cpu_s": 1800.0}}})
+    ['seed 42: 81,920 environment steps, 0.50 CPU-hours']
+    """
+    lines = []
+    for seed, cost in report["costs"].items():
+        hours = cost["cpu_s"] / 3600
+        lines.append(f"seed {seed}: {cost['env_steps']:,} environment steps, {hours:.2f} CPU-hours")
+    return lines
+
+
 def format_ends(ends: Sequence[float] | None) -> str:
     """Format both ends of an interval; a dash stands for an interval without width.
 

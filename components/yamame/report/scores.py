@@ -69,6 +69,7 @@ class ScoredRun:
         value: The metric in the last evaluation.
         score: Its score; None for a task without anchors.
         env_steps, updates, cpu_s: Costs of the run.
+        best: The metric in the best evaluation; None in files of earlier versions.
     """
 
     suite: str
@@ -81,6 +82,7 @@ class ScoredRun:
     env_steps: int
     updates: int
     cpu_s: float
+    best: float | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ def _run_of(row: Mapping[str, str]) -> ScoredRun:
         env_steps=int(row["env_steps"]),
         updates=int(row["updates"]),
         cpu_s=cpu_s,
+        best=float(row["best"]) if row.get("best") else None,
     )
 
 

@@ -339,9 +339,8 @@ class Run(RunState):
 
     def log(self, metrics: Mapping[str, float], *, step: int | None = None) -> None:
         """Log metrics, at the present step unless a different one is given."""
-        if step is None:
-            step = self.progress.step
-        self.callbacks.call(self, "on_log", metrics, step)
+        at = self.progress.step if step is None else step
+        self.callbacks.call(self, "on_log", metrics, at)
 
     def evaluate_and_save(self) -> None:
         """Evaluate, and write a checkpoint, if they are due (`yamame.runs.schedules`)."""
@@ -367,7 +366,8 @@ class Run(RunState):
         start = time.monotonic()
         try:
             max_steps = steps_of_evaluation(self)
-            result = play_held_out(self.cfg, self.policy, self.held_out, max_steps=max_steps)
+            with schedules.timed_evaluation(self):
+                result = play_held_out(self.cfg, self.policy, self.held_out, max_steps=max_steps)
         except signals.Terminated:
             # The checkpoint notes that an evaluation is due; the resumed run makes it.
             self.exit_if_received()

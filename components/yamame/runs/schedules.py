@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from yamame import distributed
 from yamame.cli.jobs import is_part
@@ -176,7 +177,7 @@ def evaluation_is_due(run: RunState) -> bool:
     progress, settings = run.progress, run.cfg.evaluation
     if settings.interval is not None:
         return bool(progress.step >= progress.evaluated_at + settings.interval)
-    if not _reaches_part(progress.evaluated_share, spent_share(run), NUM_EVALUATIONS):
+    if not reaches_part(progress.evaluated_share, spent_share(run), NUM_EVALUATIONS):
         return False
     if progress.unit == "updates":
         return True
@@ -184,6 +185,21 @@ def evaluation_is_due(run: RunState) -> bool:
         return bool(progress.episodes >= STEPS_PER_EVALUATION * settings.num_episodes)
     steps = progress.env_steps - progress.evaluated_at
     return steps > STEPS_PER_EVALUATION * progress.evaluation_steps
+
+
+@contextmanager
+def timed_evaluation(run: RunState) -> Iterator[None]:
+    """Evaluate within the block, which costs no budget without ``evaluation.in_budget``.
+
+    Call it on all ranks.
+    """
+    if run.cfg.evaluation.in_budget:
+        yield
+        return
+    run.costs.gather()  # so that the seconds of other ranks before the evaluation count
+    with run.budget.paused():
+        yield
+        run.costs.gather()
 
 
 def count_evaluation(run: RunState, result: EvaluationResult) -> None:
@@ -213,13 +229,17 @@ def checkpoint_is_due(run: RunState, saved_s: float) -> bool:
     interval = run.cfg.checkpoint.interval
     if interval is not None:
         return bool(progress.step >= progress.saved_at + interval)
-    if _reaches_part(progress.saved_share, spent_share(run), NUM_CHECKPOINTS):
+    if reaches_part(progress.saved_share, spent_share(run), NUM_CHECKPOINTS):
         return True
     return distributed.broadcast(time.monotonic() - saved_s >= _LONGEST_UNSAVED_S)
 
 
-def _reaches_part(before: float, now: float, num_parts: int) -> bool:
-    """Return whether another part of the budget was completed, but for the last."""
+def reaches_part(before: float, now: float, num_parts: int) -> bool:
+    """Return whether another of some equal parts was completed, but for the last.
+
+    >>> reaches_part(0.1, 0.2, 8), reaches_part(0.13, 0.2, 8), reaches_part(0.9, 1.0, 8)
+    (True, False, False)
+    """
     # The end of the budget is evaluated and saved in any case.
     return now < 1.0 and math.floor(now * num_parts) > math.floor(before * num_parts)
 

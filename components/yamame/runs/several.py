@@ -100,6 +100,7 @@ class TimeSlice(Callback):
         self.run = run
         self._begin = time.monotonic()
         self._updates_before = run.progress.updates
+        self._share_before = self._share(run)
 
     def on_update(self, run: RunState, metrics: Mapping[str, Tensor]) -> None:
         """Interrupt the run if the time is over."""
@@ -113,15 +114,22 @@ class TimeSlice(Callback):
             return "not begun"
         progress = self.run.progress
         budget = self.run.budget
-        share = budget.fraction(env_steps=progress.env_steps, updates=progress.updates)
+        share = self._share(self.run)
         done = (
             f"{progress.env_steps:,} steps and {progress.updates:,} updates, {share:.2%} of the run"
         )
         made = progress.updates - self._updates_before
-        if made == 0 or not budget.env_steps:
+        passed_s = time.monotonic() - self._begin
+        if budget.has_only_time and share > self._share_before:
+            seconds = passed_s * (1.0 - share) / (share - self._share_before)
+        elif made > 0 and budget.env_steps:
+            seconds = passed_s / made * max(0.0, progress.updates / share - progress.updates)
+        else:
             return f"{done}; no update was made in this piece"
+        return f"{done}; the rest takes {timedelta(seconds=round(seconds))} at this rate"
 
-        seconds_per_update = (time.monotonic() - self._begin) / made
-        updates_left = max(0.0, progress.updates / share - progress.updates)
-        rest = timedelta(seconds=round(seconds_per_update * updates_left))
-        return f"{done}; the rest takes {rest} at this rate"
+    @staticmethod
+    def _share(run: RunState) -> float:
+        """Return the spent share of the budget."""
+        progress = run.progress
+        return run.budget.fraction(env_steps=progress.env_steps, updates=progress.updates)

@@ -1,6 +1,7 @@
 """Suites of tasks that are trained with the same settings: plan, runs, and their table."""
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,10 @@ from yamame.cli.settings import LeaderboardConfig, SuiteTask, SuiteTier
 from yamame.cli.validation import validated
 from yamame.files.atomic import read_json
 from yamame.files.identity import is_a_setting, key_of
+from yamame.report.estimates import less_is_better
 from yamame.report.scores import Anchors, ScoredRun, budget_label
+from yamame.runs import api
+from yamame.runs.comparisons import compared_run
 from yamame.runs.run import Run
 from yamame.runs.several import train_or_resume
 from yamame.system.messages import described, print_stderr
@@ -65,10 +69,30 @@ class PlannedRuns:
 
     def score(self, run: Run) -> ScoredRun | None:
         """Return the result of a finished run at its end; None without an evaluation."""
-        if not run.progress.curve:
-            print_stderr(f"{run.name}: not evaluated, so it has no result")
+        # The costs of a run that was finished before are only there.
+        summary = read_json(run.path / "summary.json")
+        return self.scored(run.progress.curve, summary, seed=int(run.cfg.seed), name=run.name)
+
+    def scored(
+        self,
+        curve: Sequence[Mapping[str, float]],
+        costs: Mapping[str, Any],
+        *,
+        seed: int,
+        name: str,
+    ) -> ScoredRun | None:
+        """Return the result of a run of any learner; None without an evaluation.
+
+        Args:
+            curve: Summaries of its evaluations.
+            costs: ``env_steps``, ``updates`` and ``cpu_s``.
+            seed: Seed of the run.
+            name: Name of the run, for messages.
+        """
+        if not curve:
+            print_stderr(f"{name}: not evaluated, so it has no result")
             return None
-        last = run.progress.curve[-1]
+        last = curve[-1]
         metric = self.task.metric
         if metric is None:
             metric = "success_mean" if "success_mean" in last else "return_mean"
@@ -76,20 +100,20 @@ class PlannedRuns:
             known = ", ".join(last)
             with at_source(f"suite.tasks.{self.name}"):
                 raise UsageError(f"evaluations have {known}, got {metric}", key="metric")
-        # The costs of a run that was finished before are only there.
-        summary = read_json(run.path / "summary.json")
+        values = [evaluation[metric] for evaluation in curve]
         anchors = self.anchors
         return ScoredRun(
             suite=self.suite,
             task=self.name,
-            seed=int(run.cfg.seed),
+            seed=seed,
             budget=self.budget,
             metric=metric,
             value=last[metric],
             score=None if anchors is None else anchors.score(last[metric]),
-            env_steps=int(summary["env_steps"]),
-            updates=int(summary["updates"]),
-            cpu_s=float(summary["cpu_s"]),
+            env_steps=int(costs["env_steps"]),
+            updates=int(costs["updates"]),
+            cpu_s=float(costs["cpu_s"]),
+            best=min(values) if less_is_better(metric) else max(values),
         )
 
 
@@ -167,8 +191,38 @@ def train_planned(
     name = runs.run_name(seed)
     if name is not None:
         extra.append(f"run.name='{name}'")
-    try:
+
+    def train() -> ScoredRun | None:
         return runs.score(train_or_resume(*runs.overrides, f"seed={seed}", *extra))
+
+    return _reporting(train, f"{' '.join(runs.overrides)} seed={seed}", reported)
+
+
+def compare_planned(
+    cfg: LeaderboardConfig, name: str, runs: PlannedRuns, seed: int, reported: set[str]
+) -> ScoredRun | None:
+    """Let a learner of ``compare`` learn the task of a run, and return its result.
+
+    Args:
+        cfg: Settings.
+        name: Name of the learner.
+        runs, seed, reported: As for `train_planned`.
+    """
+
+    def compare() -> ScoredRun | None:
+        composed = api.compose(*runs.overrides, f"seed={seed}")
+        report = compared_run(composed, name, cfg.compare[name])
+        return runs.scored(report["curve"], report, seed=seed, name=name)
+
+    return _reporting(compare, f"{name}: {' '.join(runs.overrides)} seed={seed}", reported)
+
+
+def _reporting(
+    run: Callable[[], ScoredRun | None], label: str, reported: set[str]
+) -> ScoredRun | None:
+    """Return the result of a run; print an error, unless it is in ``reported``."""
+    try:
+        return run()
     except Exception as error:
         reason = described(error)
         if reason in reported:
@@ -176,20 +230,31 @@ def train_planned(
         reported.add(reason)
         # Only a defect of this package needs a traceback.
         text = "; ".join(report(error)) if is_reported(error) else formatted(error)
-        print_stderr(f"leaderboard: {' '.join(runs.overrides)} seed={seed}: {text}")
+        print_stderr(f"leaderboard: {label}: {text}")
         return None
 
 
 def table_of(
-    cfg: LeaderboardConfig, planned: Sequence[PlannedRuns], results: Sequence[ScoredRun]
+    cfg: LeaderboardConfig,
+    planned: Sequence[PlannedRuns],
+    results: Sequence[ScoredRun],
+    compared: Mapping[str, Sequence[ScoredRun]],
 ) -> str:
-    """Return the marked table of the runs; `write_tables` fills in their other numbers."""
+    """Return the marked table of the runs; `write_tables` fills in their other numbers.
+
+    Args:
+        cfg: Settings.
+        planned: Runs, a row each.
+        results: Their results.
+        compared: Results of other learners, a column each. Verdicts are about the first.
+    """
     suite = plain(cfg.suite)
     published = suite["published"]
+    against = next(iter(compared), suite["against"])
     has_scores = any(runs.anchors is not None for runs in planned)
-    typed = [*(["score", "random", "best known"] if has_scores else []), *published]
+    typed = [*(["score", "random", "best known"] if has_scores else []), *compared, *published]
     metric = ["metric"] if has_scores else []
-    verdict = ["best", "verdict"] if suite["against"] else []
+    verdict = ["best", "verdict"] if against else []
     head = ["task", COMMAND, *metric, "at the end", *verdict, *typed, "CPU-s", "steps"]
     lines = [head, ["---"] * len(head)]
     for runs in planned:
@@ -201,6 +266,8 @@ def table_of(
             row["score"] = _mean_score(runs, results)
             row["random"] = f"{runs.anchors.random:.4g}"
             row["best known"] = f"{runs.anchors.best:.4g}"
+        for name, found in compared.items():
+            row[name] = _best_of(runs, found)
         for name, column in published.items():
             row[name] = _published(column, runs.name)
         lines.append(list(row.values()))
@@ -209,9 +276,21 @@ def table_of(
     options = [f"seeds={','.join(map(str, cfg.seeds))}"]
     if typed:
         options.append(f"typed={','.join(typed)}")
-    if suite["against"]:
-        options.append(f"against={suite['against']}")
+    if against:
+        options.append(f"against={against}")
     return f"<!-- runs: {'; '.join(options)} -->\n\n{table}\n\n<!-- end of runs -->"
+
+
+def _best_of(runs: PlannedRuns, results: Sequence[ScoredRun]) -> str:
+    """Format the best evaluations of a learner: mean, and standard deviation over seeds."""
+    values = []
+    for result in results:
+        is_of_them = (result.task, result.budget) == (runs.name, runs.budget)
+        if is_of_them and result.best is not None:
+            values.append(result.best)
+    if len(values) > 1:
+        return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
+    return f"{values[0]:.3f}" if values else ""
 
 
 def _mean_score(runs: PlannedRuns, results: Sequence[ScoredRun]) -> str:
@@ -240,6 +319,12 @@ def notes_of(cfg: LeaderboardConfig, planned: Sequence[PlannedRuns]) -> str:
         sources = {runs.name: runs.task.best_source for runs in planned if runs.anchors is not None}
         for name, source in sources.items():
             notes.append(f"- *best known*, {name}: {source or 'unknown'}")
+    for name, node in cfg.compare.items():
+        target = node["_target_"].rpartition(".")[2]
+        notes.append(
+            f"- *{name}*: {target}, best evaluation, mean and standard deviation over the seeds; "
+            "same tasks, limits and evaluations"
+        )
     for name, column in plain(cfg.suite)["published"].items():
         notes.append(f"- *{name}*: {column['source']}")
     return "\n".join(notes)

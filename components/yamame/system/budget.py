@@ -1,7 +1,8 @@
 """Budget of a run: steps, updates, minutes or CPU-seconds, whichever ends first."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from yamame.checks import require
 
@@ -13,7 +14,8 @@ class Budget:
 
     Time accumulates over resumes through ``state_dict`` and ``load_state_dict``. Minutes count from
     the first `start`. CPU-seconds count from the beginning of the process, but those before the
-    first `start` are part of no share, so that every schedule begins at 0.
+    first `start` are part of no share, so that every schedule begins at 0. Neither counts within
+    `paused`.
 
     Args:
         env_steps: Largest number of environment steps, or None for no limit.
@@ -60,15 +62,31 @@ class Budget:
         # CPU-seconds at the first start of the run; None before it.
         self._building_cpu_s: float | None = None
         self._cpu_at_start = 0.0
+        self._paused_cpu_s = 0.0
 
     def start(self) -> None:
         """Count minutes from now on, without what was built before."""
         self._start = self._clock()
         if self.cpu_s is None:
             return
-        self._cpu_at_start = self._cpu_clock()
+        self._cpu_at_start = self._cpu_s()
         if self._building_cpu_s is None:
             self._building_cpu_s = self._cpu_at_start
+
+    def _cpu_s(self) -> float:
+        """Return the CPU-seconds that count."""
+        return self._cpu_clock() - self._paused_cpu_s
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count neither minutes nor CPU-seconds within the block."""
+        began = self._clock()
+        cpu_began = self._cpu_clock()
+        try:
+            yield
+        finally:
+            self._start += self._clock() - began
+            self._paused_cpu_s += self._cpu_clock() - cpu_began
 
     @property
     def is_timed(self) -> bool:
@@ -87,7 +105,7 @@ class Budget:
 
     def _spent(self, env_steps: float, updates: float) -> dict[str, float]:
         """Return the spent amount by the name of the limit."""
-        cpu_s = 0.0 if self.cpu_s is None else self._cpu_clock()
+        cpu_s = 0.0 if self.cpu_s is None else self._cpu_s()
         return {
             "env_steps": env_steps,
             "updates": updates,
@@ -152,12 +170,17 @@ class Budget:
         return max(0.0, min(seconds))
 
     def state_dict(self) -> dict[str, float]:
-        """Return the seconds spent so far, and the CPU-seconds before the first step."""
+        """Return the seconds spent so far, and CPU-seconds before the first step and in pauses."""
         # The limits are configuration and may change on resume.
-        return {"elapsed_s": self.elapsed_s, "building_cpu_s": self._building_cpu_s or 0.0}
+        return {
+            "elapsed_s": self.elapsed_s,
+            "building_cpu_s": self._building_cpu_s or 0.0,
+            "paused_cpu_s": self._paused_cpu_s,
+        }
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Continue from the seconds of former sessions."""
         self._earlier_s = state["elapsed_s"]
         self._building_cpu_s = state.get("building_cpu_s", 0.0)
+        self._paused_cpu_s = state.get("paused_cpu_s", 0.0)
         self.start()

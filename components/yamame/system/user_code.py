@@ -41,6 +41,7 @@ _LIBRARIES = frozenset(
         *("dm_control", "dm_env", "metaworld", "minigrid", "crafter", "popgym", "ale_py"),
         *("memory_gym", "minihack", "nle", "xenoverse", "shimmy", "ruamel"),
         *("craftax", "gymnax", "popgym_arcade", "xminigrid", "flax", "chex", "jaxtyping", "dm_pix"),
+        *("stable_baselines3", "sb3_contrib"),
         *("h5py", "minari", "pyarrow", "datasets", "transformers", "tokenizers", "safetensors"),
         *("huggingface_hub", "accelerate", "mamba_ssm", "causal_conv1d", "einops", "fsspec"),
         *("onnx", "onnxscript", "onnxruntime", "onnx_ir"),
