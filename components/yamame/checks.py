@@ -253,6 +253,24 @@ def require(
         raise ArgumentError(owner, name, value, condition, remedy=remedy)
 
 
+def require_tensordict(owner: str, given: object) -> None:
+    """Raise unless a module was given a TensorDict.
+
+    Args:
+        owner: Class of the module.
+        given: Argument of its call.
+
+    Raises:
+        ArgumentError: It is something else, such as a tensor.
+    """
+    from tensordict import TensorDictBase  # which the command line does without
+
+    if isinstance(given, TensorDictBase):
+        return
+    remedy = "put the tensors into a tensordict.TensorDict under the module's in_keys"
+    raise ArgumentError(owner, "tensordict", type(given), "be a TensorDict", remedy=remedy)
+
+
 def require_setting(
     key: str, value: Any, holds: bool, condition: str, *, remedy: str | None = None
 ) -> None:

@@ -10,8 +10,6 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from yamame.checks import ArgumentError
-
 TRANSITION_KEYS = ("reward", "terminated", "truncated", "success")
 """Entries of ``"next"`` that describe the transition rather than the next observation."""
 
@@ -23,22 +21,6 @@ INIT_REMEDY = (
     "Collector(auto_register_policy_transforms=True)"
 )
 """Ways to have TorchRL write ``is_init``."""
-
-
-def require_tensordict(owner: str, given: object) -> None:
-    """Raise unless a module was given a TensorDict.
-
-    Args:
-        owner: Class of the module.
-        given: Argument of its call.
-
-    Raises:
-        ArgumentError: It is something else, such as a tensor.
-    """
-    if isinstance(given, TensorDictBase):
-        return
-    remedy = "put the tensors into a tensordict.TensorDict under the module's in_keys"
-    raise ArgumentError(owner, "tensordict", type(given), "be a TensorDict", remedy=remedy)
 
 
 def is_rollout(batch: TensorDictBase) -> bool:

@@ -162,6 +162,18 @@ def test_a_plain_tensor_is_refused(name: str) -> None:
 
 
 @every
+def test_a_batch_without_features_is_refused_with_the_keys_it_has(name: str) -> None:
+    encoder = MAKE[name]()
+    batch = rows(2, start=True).exclude("features")
+    for is_parallel in (True, False):
+        with (
+            set_recurrent_mode(is_parallel),
+            pytest.raises(ValueError, match=r"'features'.*is_init"),
+        ):
+            encoder(batch)
+
+
+@every
 def test_keys_can_be_renamed_and_nested(name: str) -> None:
     keys = TrajectoryKeys(
         ("agent", "x"), ("agent", "t"), ("agent", "init"), ("agent", "real"), ("agent", "h")

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from yamame.actions import ActionSpace
-from yamame.checks import ArgumentError, require
+from yamame.checks import ArgumentError, require, require_tensordict
 from yamame.execution.capturing import capturing
 from yamame.execution.recorded_function import RecordedFunction
 from yamame.execution.recorder import Compiled, Recorder
-from yamame.rollouts import require_tensordict
 from yamame.trajectory import SigmaReparamLinear, TrajectoryEncoder
 
 

@@ -24,9 +24,9 @@ from yamame.checks import (
     check_bounds,
     require,
     require_activation,
+    require_tensordict,
 )
 from yamame.normalization import RunningNormalizer
-from yamame.rollouts import require_tensordict
 
 
 class Sized(Protocol):

@@ -46,14 +46,22 @@ from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
 from yamame.checks import Activation as Activation
-from yamame.checks import Bounds, PositiveInt, check_bounds, require, require_activation
+from yamame.checks import (
+    Bounds,
+    PositiveInt,
+    check_bounds,
+    require,
+    require_activation,
+)
 from yamame.execution.capturing import NUM_SEGMENTS
-from yamame.rollouts import INIT_REMEDY, changes_trajectory, require_tensordict
+from yamame.rollouts import changes_trajectory
 from yamame.trajectory.steps import (
     LastStep,
     check_sequences,
     check_step,
     encode_apart,
+    read_features,
+    read_is_init,
     segment_positions,
     segment_starts,
 )
@@ -229,7 +237,6 @@ class TrajectoryEncoder(TensorDictModuleBase):
                 memory, or it does not continue the episodes in the memory; or a batch is not of
                 timesteps outside of ``recurrent_mode()``, not of sequences inside, or empty.
         """
-        require_tensordict(type(self).__name__, tensordict)
         if not recurrent_mode():
             if self.keys.memory is not None:
                 return self._step_from_key(tensordict)
@@ -239,7 +246,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
 
     def _sequences(self, tensordict: TensorDictBase) -> Tensor:
         keys = self.keys
-        x = tensordict.get(keys.features)
+        x = read_features(type(self).__name__, tensordict, keys.features)
         batch_size = x.shape[:-1]
         check_sequences(type(self).__name__, tensordict, batch_size, keys=keys)
         x = x.reshape(-1, *x.shape[-2:])  # [B, L, E]
@@ -311,7 +318,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         Returns:
             ``x`` ``[N, E]``, ``is_init`` ``[N]`` bool, and ``step_index`` ``[N]`` or None.
         """
-        x = tensordict.get(self.keys.features)
+        x = read_features(type(self).__name__, tensordict, self.keys.features)
         x = x.reshape(-1, x.shape[-1])
         is_init = self.read_is_init(tensordict)
         step_index = tensordict.get(self.keys.step_index, None)
@@ -320,18 +327,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
         return x, is_init, step_index
 
     def read_is_init(self, tensordict: TensorDictBase) -> Tensor:
-        """Return the flags of envs that start afresh, ``[N]`` bool, of a step ``[*N]``.
-
-        Raises:
-            ValueError: The step has no such key.
-        """
-        is_init = tensordict.get(self.keys.is_init, None)
-        if is_init is None:
-            present = sorted(map(str, tensordict.keys(True)))
-            raise ValueError(
-                f"{type(self).__name__}: a step must have key {self.keys.is_init!r} (without it"
-                f" memory would never be reset), got {present}; {INIT_REMEDY}"
-            )
+        """Return the flags of envs that start afresh, ``[N]`` bool; raise without an entry."""
+        is_init = read_is_init(type(self).__name__, tensordict, self.keys.is_init)
         return is_init.reshape(-1).bool()
 
     # Memory in the TensorDict.

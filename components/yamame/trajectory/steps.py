@@ -25,9 +25,9 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from yamame.checks import require
+from yamame.checks import require, require_tensordict
 from yamame.execution.capturing import capturing
-from yamame.rollouts import TRAJ_IDS
+from yamame.rollouts import INIT_REMEDY, TRAJ_IDS
 
 RECURRENT_REMEDY = "compute sequences [B, L] within torchrl.modules.set_recurrent_mode(True)"
 STREAM_REMEDY = (
@@ -157,6 +157,49 @@ def count_segments(starts: Tensor) -> int | None:
     if capturing():
         return None
     return int(starts.sum())
+
+
+def read_features(owner: str, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+    """Return the features of a batch.
+
+    Args:
+        owner: Class named in the error.
+        tensordict: Batch.
+        key: Key of the features.
+
+    Raises:
+        ArgumentError: The batch is no TensorDict.
+        ValueError: It has no such entry, or one of integers.
+    """
+    require_tensordict(owner, tensordict)
+    features = tensordict.get(key, None)
+    if features is None:
+        present = sorted(map(str, tensordict.keys(True)))
+        raise ValueError(f"{owner}: a batch must have features under {key!r}, got {present}")
+    if not features.is_floating_point():
+        raise ValueError(f"{owner}: features {key!r} must be floats, got {features.dtype}")
+    return features
+
+
+def read_is_init(owner: str, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+    """Return the flags of envs that start afresh, of a step.
+
+    Args:
+        owner: Class named in the error.
+        tensordict: Timestep.
+        key: Key of the flags.
+
+    Raises:
+        ValueError: The step has no such entry.
+    """
+    is_init = tensordict.get(key, None)
+    if is_init is None:
+        present = sorted(map(str, tensordict.keys(True)))
+        raise ValueError(
+            f"{owner}: a step must have key {key!r} (without it memory would never be reset), "
+            f"got {present}; {INIT_REMEDY}"
+        )
+    return is_init
 
 
 def check_sequences(
