@@ -10,6 +10,8 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from yamame.checks import require
+
 TRANSITION_KEYS = ("reward", "terminated", "truncated", "success")
 """Entries of ``"next"`` that describe the transition rather than the next observation."""
 
@@ -84,3 +86,51 @@ def changes(numbers: Tensor) -> Tensor:
     marks = torch.zeros_like(numbers, dtype=torch.bool)
     marks[..., :-1] = numbers[..., 1:] != numbers[..., :-1]
     return marks
+
+
+def read_is_init(owner: str, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+    """Return the flags of envs that start afresh, of a step.
+
+    Args:
+        owner: Class named in the error.
+        tensordict: Timestep.
+        key: Key of the flags.
+
+    Raises:
+        ValueError: The step has no such entry.
+    """
+    is_init = tensordict.get(key, None)
+    if is_init is None:
+        present = sorted(map(str, tensordict.keys(True)))
+        raise ValueError(
+            f"{owner}: a step must have key {key!r} (without it memory would never be reset), "
+            f"got {present}; {INIT_REMEDY}"
+        )
+    return is_init
+
+
+def check_not_mapped(owner: str, *entries: Tensor | None) -> None:
+    """Raise if `torch.vmap` maps over entries of sequences.
+
+    A map over weights alone is no error.
+
+    Args:
+        owner: Class named in the error.
+        entries: Flags and counts of the timesteps, or None.
+
+    Raises:
+        ArgumentError: An entry has a dimension that is mapped over.
+    """
+    is_mapped = False
+    for entry in entries:
+        if entry is not None and torch._C._functorch.is_batchedtensor(entry):
+            is_mapped = True
+    require(
+        owner,
+        "a batch of sequences",
+        "one that torch.vmap maps over",
+        not is_mapped,
+        "be passed in one piece",
+        remedy="use torchrl.objectives.value.GAE(..., shifted=True), which encodes a sequence and "
+        "its last observation together",
+    )

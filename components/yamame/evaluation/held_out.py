@@ -86,10 +86,7 @@ def evaluate(
     """
     if memory_wiped is not None:
         memory_reset = _replace_former(memory_wiped)
-    require_choice("evaluate", "memory_reset", memory_reset, get_args(MemoryReset))
-    check_players("evaluate", policy, env)
-    condition = "have at most one batch dimension"
-    require("evaluate", "env", tuple(env.batch_size), env.batch_dims <= 1, condition)
+    _check_arguments(policy, env, memory_reset)
     num_envs = env.batch_size.numel()
     if task_seeds is not None:
         num_episodes = len(task_seeds)
@@ -106,6 +103,13 @@ def evaluate(
             copied = fresh_copy(policy)
             results.append(_play_round(copied, env, count, max_steps, memory_reset, tasks))
     return concatenate(results)
+
+
+def _check_arguments(policy: Policy, env: EnvBase, memory_reset: MemoryReset) -> None:
+    require_choice("evaluate", "memory_reset", memory_reset, get_args(MemoryReset))
+    check_players("evaluate", policy, env)
+    condition = "have at most one batch dimension"
+    require("evaluate", "env", tuple(env.batch_size), env.batch_dims <= 1, condition)
 
 
 def check_players(owner: str, policy: object, env: object) -> None:

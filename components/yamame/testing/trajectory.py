@@ -80,6 +80,19 @@ def check_trajectory_encoder(
     >>> from yamame.trajectory import GRUEncoder
     >>> check_trajectory_encoder(GRUEncoder(3, hidden_size=8, out_features=4))
     """
+    length = _checked_length(encoder, batch_size, length)
+    generator = torch.Generator().manual_seed(seed)
+    probe = Probe(copy.deepcopy(encoder).eval(), atol, generator, has_memory)
+    probe.encoder.reset_memory()
+    batch = sequences(probe, batch_size, length)
+    for name, check in _LAWS.items():
+        probe.law = name
+        with _errors_of(probe):
+            check(probe, batch)
+
+
+def _checked_length(encoder: TrajectoryEncoder, batch_size: int, length: int) -> int:
+    """Return the length of sequences that an encoder takes; raise for unsuitable arguments."""
     kind = type(encoder).__name__
     is_encoder = isinstance(encoder, TrajectoryEncoder)
     condition = "be a yamame.trajectory.TrajectoryEncoder"
@@ -89,14 +102,7 @@ def check_trajectory_encoder(
         length = min(length, encoder.context_length)
     require_at_least("check_trajectory_encoder", 2, batch_size=batch_size)
     require_at_least("check_trajectory_encoder", 6, length=length)
-    generator = torch.Generator().manual_seed(seed)
-    probe = Probe(copy.deepcopy(encoder).eval(), atol, generator, has_memory)
-    probe.encoder.reset_memory()
-    batch = sequences(probe, batch_size, length)
-    for name, check in _LAWS.items():
-        probe.law = name
-        with _errors_of(probe):
-            check(probe, batch)
+    return length
 
 
 @contextmanager

@@ -54,13 +54,13 @@ from yamame.checks import (
     require_activation,
 )
 from yamame.execution.capturing import NUM_SEGMENTS
-from yamame.rollouts import changes_trajectory
-from yamame.trajectory.inputs import check_not_mapped, read_features, read_is_init
+from yamame.rollouts import changes_trajectory, check_not_mapped, read_is_init
 from yamame.trajectory.steps import (
     LastStep,
     check_sequences,
     check_step,
     encode_apart,
+    read_features,
     segment_positions,
     segment_starts,
 )

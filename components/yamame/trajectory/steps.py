@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
-from torch import Tensor
+from torch import Tensor, nn
 
-from yamame.checks import require
+from yamame.checks import require, require_tensordict
 from yamame.execution.capturing import capturing
 from yamame.rollouts import TRAJ_IDS
 
@@ -157,6 +157,49 @@ def count_segments(starts: Tensor) -> int | None:
     if capturing():
         return None
     return int(starts.sum())
+
+
+def read_features(encoder: nn.Module, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+    """Return the features of a batch.
+
+    Args:
+        encoder: Encoder that reads them.
+        tensordict: Batch.
+        key: Key of the features.
+
+    Raises:
+        ArgumentError: The batch is no TensorDict, or its features have another dtype than the
+            weights, without autocast.
+        ValueError: It has no such entry, or one of integers.
+    """
+    owner = type(encoder).__name__
+    require_tensordict(owner, tensordict)
+    features = tensordict.get(key, None)
+    if features is None:
+        present = sorted(map(str, tensordict.keys(True)))
+        raise ValueError(f"{owner}: a batch must have features under {key!r}, got {present}")
+    if not features.is_floating_point():
+        raise ValueError(f"{owner}: features {key!r} must be floats, got {features.dtype}")
+    first = next(encoder.parameters(), None)
+    if first is not None and first.dtype != features.dtype:
+        _check_dtype(encoder, features, key)
+    return features
+
+
+def _check_dtype(encoder: nn.Module, features: Tensor, key: NestedKey) -> None:
+    """Raise unless weights have the dtype of the features, or autocast converts them."""
+    device = features.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return
+    dtypes = []
+    for weight in encoder.parameters():
+        if weight.is_floating_point() and weight.dtype not in dtypes:
+            dtypes.append(weight.dtype)
+    condition = f"have the dtype of the weights, {' or '.join(map(str, dtypes))}"
+    fits = not dtypes or features.dtype in dtypes
+    remedy = "convert one of them, as by encoder.to(torch.float64), or use torch.autocast"
+    name = f"features {key!r}"
+    require(type(encoder).__name__, name, features.dtype, fits, condition, remedy=remedy)
 
 
 def check_sequences(
