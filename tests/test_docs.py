@@ -151,6 +151,24 @@ def test_the_messages_of_the_faq_are_those_of_the_code():
     assert missing_pieces([wrong], texts) == ["runs/mine lies around", "continue it with a prayer"]
 
 
+def misquoted(text: str) -> list[str]:
+    """Quotations in headings of a page that the message below them does not contain."""
+    sections = re.findall(r"^### ([^\n]*)\n\n```text\n(.*?)\n```", text, re.MULTILINE | re.DOTALL)
+    assert sections
+
+    wrong = []
+    for heading, message in sections:
+        quotations = re.findall("`([^`]+)`", heading)
+        if not quotations or quotations[0] not in message:
+            wrong.append(heading)
+    return wrong
+
+
+def test_headings_of_the_faq_quote_their_messages():
+    assert misquoted((DOCS / "faq.md").read_text()) == []
+    assert misquoted("### `no such key`\n\n```text\nno key\n```\n") == ["`no such key`"]
+
+
 def public_names(init: Path) -> set[str]:
     """What an ``__init__`` passes on: ``from ... import X as X``."""
     imports = [
