@@ -13,11 +13,11 @@ from yamame.tracking.metrics.entry import Metric
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 INTRODUCTION = """\
-# What the metrics mean
+# Metrics
 
 <!-- written by tools/metrics_page.py -->
 
-Look up a logged metric here: its definition, its unit, and the values to expect.
+Look up the definition, the unit and the expected values of a logged metric.
 
 ```sh
 mlflow ui       # all curves of all runs, in the browser
@@ -67,26 +67,25 @@ TERMS = """\
 Multiplied rewards are the environment's rewards times `agent.loss.reward_multiplier`. The acting
 discount factor is the last of `agent.gammas`.
 
-Entries that a custom loss, collector or curriculum returns are logged under the same prefixes.
-Their author describes them.
+Entries returned by a custom loss, collector or curriculum are logged under the same prefixes.
 """
 SECTIONS = {
     "eval/": (
         "Evaluations",
         "Logged at each evaluation, over complete episodes of held-out tasks. `evaluation.json` "
-        "and the report have the same names without the prefix.",
+        "and the report use the same names without the prefix.",
     ),
     "train/": (
         "Training",
-        "Logged after each iteration: means over the updates since the line before, and over all "
-        "processes. In the formulas, Q is a critic's value of the taken action, y its target, pi "
-        "the policy and E_pi the mean over its actions. Means over transitions leave out padding. "
-        "A term of the loss is absent if its coefficient is 0. `yamame ppo` logs those from "
+        "Logged after each iteration, as means over the updates since the previous entry and over "
+        "all processes. In the formulas, Q is a critic's value of the taken action, y its target, "
+        "pi the policy and E_pi the mean over its actions. Means over transitions exclude padding. "
+        "A term of the loss is absent if its coefficient is 0. `yamame ppo` logs the metrics from "
         "`train/loss_objective` on.",
     ),
     "collector/": (
         "Collecting",
-        "Logged after each iteration. All but the first are those of `collector=ray` "
+        "Logged after each iteration. All except the first are logged only with `collector=ray` "
         "([several machines](scale.md)).",
     ),
     "curriculum/": (
@@ -95,8 +94,9 @@ SECTIONS = {
     ),
     "objective": (
         "Sweeps",
-        "Logged by the parent run of a sweep. It also has `eval/success_mean`, `eval/return_mean`, "
-        "`cost/env_steps` and `cost/cpu_s`: means over the jobs that ended, of their last values.",
+        "Logged by the parent run of a sweep. It also logs `eval/success_mean`, "
+        "`eval/return_mean`, `cost/env_steps` and `cost/cpu_s`, averaged over the last values of "
+        "the jobs that ended.",
     ),
     "cost/": ("Costs", "Logged at each evaluation."),
     "system/": (

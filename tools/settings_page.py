@@ -21,15 +21,13 @@ INTRODUCTION = """\
 
 <!-- written by tools/settings_page.py -->
 
-Keys of the configuration of every recipe, with their values and meaning. `python recipes/train.py
---help` shows them with the values that a command line chooses, and with the arguments of the
-classes that it names. Those arguments, below a `_target_` such as `encoder.d_model`, are described
+Look up the keys of every recipe's configuration, with their values and meaning. `yamame train
+--help` also shows the values set by a command line, the choices of each group, and the arguments of
+the selected classes. Those arguments, below a `_target_` such as `encoder.d_model`, are described
 in the [API](api/index.md). Defaults are in the YAML files in [conf/](../conf).
 
-A class is chosen by its group, as `encoder=gru`, and `null` stands for no value. `--help` lists the
-choices of each group.
-
-A wrong key or value ends the command before anything is written, with a line for each mistake.
+Select a class by its group, such as `encoder=gru`. `null` means no value. If a key or value is
+wrong, the command ends before anything is written and reports each mistake.
 """
 SHARED: dict[str, tuple[str, type[Config]]] = {
     "Recipes that train": (

@@ -60,19 +60,19 @@ class TrainedConfig(Config):
     device: Device
     """Device on which the agent acts: cpu, cuda, cuda:1."""
     trust: list[Text]
-    """Packages whose classes and environments a run may name, as [mylab.]."""
+    """Packages whose classes and environments a run can refer to, such as [mylab.]."""
     max_steps: Count | None
     """Steps after which an episode is cut; null: as in training (evaluate), never (play), unless
     it seems to be endless."""
     context_length: Count | None
-    """Timesteps that the agent remembers, where its encoder lets that be chosen; null: as in
+    """Timesteps that the agent remembers, if its encoder supports a choice; null: as in
     training."""
     env: Node
-    """Settings of the environment that differ from training, as env.size=13."""
+    """Settings of the environment that differ from training, such as env.size=13."""
     trials: Node
-    """Settings of repeated trials that differ from training, as trials.num_trials=6."""
+    """Settings of repeated trials that differ from training, such as trials.num_trials=6."""
     gamma: float | None
-    """Discount factor that acts, one of the trained ones; null: the last."""
+    """Discount factor of the acting policy, one of those trained; null: the last."""
 
 
 class EvaluateConfig(TrainedConfig):
@@ -81,22 +81,23 @@ class EvaluateConfig(TrainedConfig):
     run: VerbatimText | list[VerbatimText]
     """A run directory, a checkpoint file or the id of an MLflow run; several as [runs/a,runs/b]."""
     against: VerbatimText | list[VerbatimText] | None
-    """Other runs to compare with; prints the probability that a run is better than one of these."""
+    """Other runs to compare with; the probability that a run is better than one of these is
+    printed."""
     num_episodes: Side | None
-    """Number of held-out tasks, each played for one complete episode; null: as in training."""
+    """Number of held-out tasks, with one complete episode each; null: as in training."""
     num_envs: Side | None
-    """Environments that play the tasks side by side, in rounds; null: as in training."""
+    """Number of parallel environments, which run the tasks in rounds; null: as in training."""
     seed: Natural | None
     """Seed of the held-out tasks and of the agent's samples. The default differs from
-    evaluation.seed of training, whose tasks chose the best checkpoint; null: that seed."""
+    evaluation.seed of training, whose tasks selected the best checkpoint; null: that seed."""
     greedy: bool | None
     """Act by the most probable action instead of sampling; null: as in training."""
     gamma_index: Integer | None
-    """Discount factor that acts, by its index in agent.gammas; null: see gamma."""
+    """Discount factor of the acting policy, by its index in agent.gammas; null: see gamma."""
     gammas: Literal["all"] | None
     """all: evaluate with every trained discount factor in turn; null: with one."""
     control: bool
-    """Evaluate the same agent with its memory cleared at every step, too."""
+    """Also evaluate the agent with its memory cleared at every step."""
     attention: bool
     """Write pictures of the timesteps that a Transformer attends to during the first held-out
     episode."""
@@ -109,8 +110,8 @@ class EvaluateConfig(TrainedConfig):
     """Run directory of an agent trained with env.observable=true, which the diagnosis observable
     compares with."""
     diagnose_steps: Count
-    """Largest number of timesteps of an episode that the diagnosis recall replaces, one after the
-    other."""
+    """Largest number of timesteps of an episode that the diagnosis recall replaces, one at a
+    time."""
     confidence: Annotated[float, Bounds(above=0, below=1)]
     """Confidence of all intervals, between 0 and 1."""
 
@@ -121,9 +122,9 @@ class PlayConfig(TrainedConfig):
     run: VerbatimText
     """A run directory, a checkpoint file or the id of an MLflow run."""
     instruction: VerbatimText | None
-    """Goals in the notation of the environment, as "3,5 7,1"; null: read from the terminal."""
+    """Goals in the notation of the environment, such as "3,5 7,1"; null: read from the terminal."""
     seed: Natural
-    """Seed of the task, of goals that are not given, and of the agent's samples."""
+    """Seed of the task, of unspecified goals, and of the agent's samples."""
     greedy: bool
     """Act by the most probable action instead of sampling."""
     picture: bool
@@ -150,7 +151,7 @@ class ExportConfig(Config):
     tracking_uri: Text
     """MLflow store in which ids of runs are looked up."""
     trust: list[Text]
-    """Packages whose classes a run may name, as [mylab.]."""
+    """Packages whose classes a run can refer to, such as [mylab.]."""
     mlflow: bool
     """Write the folder of an MLflow model, for mlflow.pyfunc.load_model."""
     small: bool
@@ -158,11 +159,12 @@ class ExportConfig(Config):
     greedy: bool | None
     """For an MLflow model: act by the most probable action; null: as in evaluations of training."""
     gamma: float | None
-    """Discount factor that acts in a .pt2 or .onnx file or an MLflow model; null: the last."""
+    """Discount factor of the acting policy in a .pt2 or .onnx file or an MLflow model; null: the
+    last."""
     context_length: Count | None
     """Timesteps that the agent in a .pt2 or .onnx file remembers; null: as in training."""
     num_streams: Side
-    """Number of episodes that a .pt2 or .onnx file acts in side by side."""
+    """Number of parallel episodes of a .pt2 or .onnx file."""
 
 
 class ServeConfig(Config):
@@ -176,7 +178,7 @@ class ServeConfig(Config):
     tracking_uri: Text
     """MLflow store in which ids of runs are looked up."""
     trust: list[Text]
-    """Packages whose classes a run may name, as [mylab.]."""
+    """Packages whose classes a run can refer to, such as [mylab.]."""
     device: Device
     """Device on which the agent acts: cpu, cuda, cuda:1."""
     seed: Natural
@@ -184,25 +186,26 @@ class ServeConfig(Config):
     greedy: bool | None
     """Act by the most probable action instead of sampling; null: as in evaluations of training."""
     gamma: float | None
-    """Discount factor that acts, one of the trained ones; null: the last."""
+    """Discount factor of the acting policy, one of those trained; null: the last."""
     context_length: Count | None
-    """Timesteps that the agent remembers, where its encoder lets that be chosen; null: as in
+    """Timesteps that the agent remembers, if its encoder supports a choice; null: as in
     training."""
     host: Text
-    """Network interface: 127.0.0.1 answers this machine alone, 0.0.0.0 every machine."""
+    """Network interface: 127.0.0.1 accepts only requests from this machine, 0.0.0.0 from any
+    machine."""
     port: Annotated[int, Bounds(least=0, most=65_535)]
     """Port; 0: a free one, which is printed."""
     max_sessions: Count
-    """Largest number of sessions; with more, /reset answers 503."""
+    """Largest number of sessions; beyond it, /reset returns 503."""
     session_timeout: PositiveFloat
     """Seconds without a request after which a session ends."""
     max_connections: Count
-    """Largest number of open connections; with more, the one idle for longest is closed."""
+    """Largest number of open connections; beyond it, the one idle for longest is closed."""
     connection_timeout: PositiveFloat
     """Seconds in which a request must arrive completely, and after which an idle connection is
     closed."""
     max_request_bytes: Count | None
-    """Largest body of a request, larger ones get 413; null: enough for any observation of the
+    """Largest body of a request; larger ones return 413. null: enough for any observation of the
     agent."""
 
 
@@ -214,7 +217,7 @@ class ReplayBatchConfig(Config):
     device: Device
     """Device of the computation: cpu, cuda, cuda:1."""
     trust: list[Text]
-    """Packages whose classes and environments the bundle may name, as [mylab.]."""
+    """Packages whose classes and environments the bundle can refer to, such as [mylab.]."""
 
 
 class SyncConfig(Config):
@@ -228,7 +231,7 @@ class ReportStore(Section):
     """Runs to read."""
 
     tracking_uri: Text | None
-    """MLflow store; null: read the evidence alone, and write no page."""
+    """MLflow store; null: read only the evidence, and write no page."""
     experiment: Text
     """Name of the MLflow experiment whose runs are read; unrelated to the setting experiment=... of
     train."""
@@ -238,26 +241,27 @@ class ReportConfig(Config):
     """Settings of `report`."""
 
     runs: VerbatimText | list[VerbatimText] | None
-    """Names, patterns or ids of runs, as [maze-*,tmaze-0]; null: all runs of store.experiment."""
+    """Names, patterns or ids of runs, such as [maze-*,tmaze-0]; null: all runs of
+    store.experiment."""
     directory: VerbatimText
-    """Directory of the page and its files, in place of an earlier report."""
+    """Directory of the page and its files; an earlier report there is replaced."""
     base: VerbatimText | None
     """Name or pattern of the runs to compare with; null: those with the fewest overrides."""
     metric: VerbatimText | None
-    """Metric of evaluations, as length_mean (less is better); null: the expected one, else success,
-    else the return."""
+    """Metric of evaluations, such as length_mean (less is better); null: the expected one, else
+    success, else the return."""
     thresholds: Annotated[
         list[PositiveFloat],
         Rule("a list of at least one, all different, each above 0", is_distinct),
     ]
-    """Fractions of full success, or of the expected result; the report gives the step at which
-    each is first reached."""
+    """Fractions of full success, or of the expected result; the report shows the step at which each
+    is first reached."""
     strict: bool
-    """Exit with status 1 if an experiment is below what it expects, or was not measured."""
+    """Exit with status 1 if an experiment is below its expected result, or was not measured."""
     evidence: Text | None
-    """Folder of CSV files to which the numbers of these runs are added, as docs/results."""
+    """Folder of CSV files to which the numbers of these runs are added, such as docs/results."""
     tables: VerbatimText | list[VerbatimText] | None
-    """Markdown pages whose marked tables are filled from the evidence, as [README.md]."""
+    """Markdown pages whose marked tables are filled from the evidence, such as [README.md]."""
     store: ReportStore
     resampling: Target
     """Intervals over seeds: Student's and Welch's below ten seeds, bootstrap above."""
@@ -267,13 +271,13 @@ class SuiteTask(Section):
     """Task of a suite: an entry of ``suite.tasks``."""
 
     overrides: list[VerbatimText]
-    """Settings of the task, as [env=tmaze,env.length=100]."""
+    """Settings of the task, such as [env=tmaze,env.length=100]."""
     metric: Text | None = None
     """Metric of evaluations that is scored; null: the task has no score."""
     random: float | None = None
     """Metric of random actions, which scores 0."""
     best: float | None = None
-    """Best known metric, which scores 1; below `random` where less is better."""
+    """Best known metric, which scores 1; below `random` if less is better."""
     best_source: Text | None = None
     """Source of the best known metric."""
 
@@ -282,7 +286,7 @@ class SuiteTier(Section):
     """Way to run the tasks of a suite: an entry of ``suite.tiers``."""
 
     overrides: list[VerbatimText] | None = None
-    """Settings of all tasks, as [env=popgym]; null: none."""
+    """Settings of all tasks, such as [env=popgym]; null: none."""
     tasks: list[Text] | None = None
     """Names of its tasks; null: all."""
     cpu_s: list[PositiveFloat] | None = None
@@ -325,22 +329,22 @@ class LeaderboardConfig(Config):
     tier: Text | None
     """Tier of tasks to run: a key of suite.tiers; null: the first one."""
     tasks: list[Text] | None
-    """Tasks to run, as [tmaze_100,lake_4x4]; null: all of the tier."""
+    """Tasks to run, such as [tmaze_100,lake_4x4]; null: all of the tier."""
     seeds: Seeds
     """Seeds of the runs of each task."""
     cpu_s: list[PositiveFloat] | None
-    """Limits of the runs in CPU-seconds, as [60,300]; each limit is a run of its own, without the
-    default limits of steps and minutes. null: those of the tier."""
+    """Limits of the runs in CPU-seconds, such as [60,300]; each limit is a separate run, without
+    the default limits of steps and minutes. null: limits of the tier."""
     overrides: list[VerbatimText]
-    """Overrides of every run, as [encoder=gru,device=cuda]."""
+    """Overrides of every run, such as [encoder=gru,device=cuda]."""
     page: VerbatimText | None
     """Markdown page whose marked table is replaced; null: leaderboard/<suite>-<tier>.md. A CSV file
-    beside it has a row per run."""
+    in the same folder contains a row per run."""
     compare: Node
-    """Learners of other libraries that are given the same tasks, by name: a class each. Choices as
-    compare=[recurrent_ppo]."""
+    """Learners of other libraries that are trained on the same tasks, by name, each a class. Select
+    choices as compare=[recurrent_ppo]."""
     trust: list[Text]
-    """Packages outside of Yamame whose classes `compare` may name, as [mylab.]."""
+    """Packages outside Yamame whose classes `compare` can refer to, such as [mylab.]."""
     baseline: VerbatimText | None
     """CSV file of an earlier call with other overrides, to compare scores with; null: none."""
     only_check: bool
@@ -360,7 +364,7 @@ class CPUContract(Section):
     """Edition of a contract for one core: the default agent on the same task."""
 
     experiment: Text | None = None
-    """Experiment with the task of edition=cpu alone; null: there is no such edition."""
+    """Experiment that edition=cpu uses; null: no such edition."""
     memory: Text = "transformer"
     """Encoder of edition=cpu without memory=..."""
     cpu_s: PositiveFloat = 3600.0
@@ -373,7 +377,7 @@ class ContractSettings(Section):
     """Published result to repeat, and the rule of the comparison."""
 
     experiment: Text | None
-    """Experiment that trains the agents as published; null: there is edition=cpu alone."""
+    """Experiment that trains the agents as published; null: only edition=cpu exists."""
     endpoint: Text
     """Score that is compared."""
     margin: NonNegativeFloat
@@ -409,13 +413,13 @@ class ReproduceConfig(Config):
     contract: ContractSettings
     # Before their names, which are checked by them.
     memories: Node
-    """Overrides by memory, of all editions but cpu."""
+    """Overrides by memory, for all editions except cpu."""
     editions: Node
     """Overrides by edition."""
     edition: Text
-    """Size of the experiment: a key of editions. small: a tiny network and a few updates, to see
-    that everything works. cpu: the default agent of train on the same tasks, within
-    contract.cpu.cpu_s CPU-seconds."""
+    """Size of the experiment: a key of editions. small: a tiny network and a few updates, as a
+    test. cpu: the default agent of train on the same tasks, within contract.cpu.cpu_s
+    CPU-seconds."""
     memory: Text | None
     """Memory of the agent: a key of memories, or with edition=cpu a choice of encoder=... null:
     rsm, with edition=cpu contract.cpu.memory."""
@@ -425,14 +429,13 @@ class ReproduceConfig(Config):
     """Minutes of training in this call; the same command continues later. null: until all is
     done."""
     overrides: list[VerbatimText]
-    """Overrides of every run, as [device=cuda]."""
+    """Overrides of every run, such as [device=cuda]."""
     root: VerbatimText
     """Directory of the runs; each is in <root>/<experiment>-<memory>-<edition>-<seed>."""
     first_task: Natural
-    """Seed of the first reported task; training uses seeds of 64 bits, so that its tasks are
-    others."""
+    """Seed of the first reported task; training uses 64-bit seeds, so its tasks are different."""
     num_tasks: Side | None
-    """Number of reported tasks, each played for one greedy episode by the last checkpoint; null:
+    """Number of reported tasks, with one greedy episode each, by the last checkpoint; null:
     contract.num_tasks."""
     num_resamples: Annotated[int, Bounds(least=2), FITS_64_BITS]
     """Number of bootstrap samples over seeds and tasks."""

@@ -51,11 +51,11 @@ class BudgetSettings(Section):
     updates: PositiveFloat | None
     """Gradient updates; null: no limit."""
     minutes: Literal["auto"] | PositiveFloat | None
-    """Wall-clock minutes, evaluations included, summed over resumed sessions; null: no limit; auto:
+    """Wall-clock minutes including evaluations, summed over resumed sessions; null: no limit; auto:
     two minutes, or no limit if another limit is given."""
     # Runs of earlier versions do not have it.
     cpu_s: PositiveFloat | None = None
-    """CPU-seconds of the process and its children, all from the start of the process, summed over
+    """CPU-seconds of the process and its children since the start of the process, summed over
     resumed sessions and ranks; null: no limit."""
 
     @model_validator(mode="after")
@@ -70,7 +70,7 @@ class ScheduleSettings(Section):
     """Sizes and pace of training."""
 
     num_envs: Side
-    """Environments that are played side by side."""
+    """Number of environments that run in parallel."""
     batch_size: Count
     """Trajectories per update."""
     max_grad_norm: PositiveFloat
@@ -79,14 +79,15 @@ class ScheduleSettings(Section):
     """Updates over which the learning rate rises linearly from zero."""
     max_refused: Annotated[float, Bounds(above=0, most=1)]
     """Share of skipped updates (NaN or Inf gradients) among the last 100 that ends the run; 3
-    skipped updates in a row end it as well."""
+    skipped updates in a row also end it."""
     # Runs of earlier versions do not have it.
     average_decay: Annotated[float, Bounds(least=0, below=1)] | None = None
     """Evaluate and deploy an average of the weights over about 1 / (1 - average_decay) updates;
     null: the last weights."""
     autocast: Literal["bfloat16", "auto"] | None
     """Precision of matrix products in an update. bfloat16: lower precision; auto: bfloat16 on
-    devices that multiply it (AVX512_BF16, AMX, GPUs since Ampere); null: that of the weights."""
+    devices that support it natively (AVX512_BF16, AMX, GPUs since Ampere); null: precision of the
+    weights."""
 
 
 class OffPolicySchedule(ScheduleSettings):
@@ -102,7 +103,7 @@ class OffPolicySchedule(ScheduleSettings):
     cuda_graph: bool
     """Record the update of each shape of batch as a CUDA graph, and replay it; needs CUDA."""
     compile: bool
-    """Compile the loss for each shape of batch, which takes up to minutes for each."""
+    """Compile the loss for each shape of batch, which can take minutes for each."""
 
 
 class ReplaySchedule(OffPolicySchedule):
@@ -117,24 +118,24 @@ class TrainSchedule(ReplaySchedule):
 
     # Runs of earlier versions do not have it.
     learning_starts_episodes: Natural = 0
-    """Episodes of training that have ended before the first update, beside learning_starts; fewer
-    if a tenth of the budget is spent."""
+    """Training episodes that must end before the first update, in addition to learning_starts; one
+    episode after a tenth of the budget."""
     steps_per_iteration: Count
     """Environment steps, over all environments, that are collected before updates are made."""
     # Runs of earlier versions do not have it.
     batch_timesteps: Count | None = None
-    """Timesteps that a batch has on average at most, by the mean length of the episodes so far:
-    with longer episodes, it has fewer trajectories than batch_size, but at least two; null: no
-    limit."""
+    """Largest expected number of timesteps in a batch, from the mean length of the episodes so far.
+    With longer episodes, a batch contains fewer trajectories than batch_size, but at least two;
+    null: no limit."""
     updates_per_step: Annotated[float, Bounds(least=0, most=1000)]
-    """Gradient updates per environment step after learning has started; the largest number with
-    regulator."""
+    """Gradient updates per environment step after learning has started; the maximum if regulator is
+    set."""
     # Runs of earlier versions do not have it.
     regulator: Target | None = None
     """Factor on updates_per_step that follows overfitting, measured on held-out trajectories
     (replay.held_out); null: a constant number of updates per step."""
     offline_updates: Natural
-    """Updates from data alone (data.source), before the first environment step."""
+    """Updates before the first environment step, which use only data (data.source)."""
 
 
 class OfflineSchedule(OffPolicySchedule):
@@ -148,8 +149,7 @@ class PPOSchedule(ScheduleSettings):
     """Schedule of `ppo`. Episodes are complete, and must be shorter than context_length."""
 
     steps_per_iteration: Count
-    """Least number of environment steps, over all environments, that are played before updates are
-    made."""
+    """Smallest number of environment steps, over all environments, between updates."""
     epochs: Count
     """Passes over the episodes of an iteration."""
 
@@ -165,18 +165,18 @@ class EvaluationSettings(Section):
     """Evaluations on held-out tasks during training."""
 
     num_episodes: Side
-    """Number of held-out tasks, each played for one complete episode."""
+    """Number of held-out tasks, with one complete episode each."""
     interval: Count | None
-    """Environment steps between evaluations; updates in recipes without environment steps; null:
-    eight over the budget, or fewer, none before training has taken three times as many steps as the
-    last one did."""
+    """Environment steps between evaluations; updates in recipes without environment steps; null: at
+    most eight over the budget, each after training has taken three times as many steps as the
+    previous evaluation."""
     seed: Natural
-    """Seed of the held-out tasks, whose results choose the best checkpoint. Training never uses it,
-    and recipes/evaluate.py uses another."""
+    """Seed of the held-out tasks, whose results select the best checkpoint. Training never uses it,
+    and recipes/evaluate.py uses a different one."""
     greedy: bool
     """Act by the most probable action instead of sampling."""
     num_envs: Side | None
-    """Environments that play the tasks side by side, in rounds; null: one per episode."""
+    """Number of parallel environments, which run the tasks in rounds; null: one per episode."""
     max_steps: Count | None
     """Steps after which an episode is cut; null: every episode is complete, unless it seems to be
     endless."""
@@ -187,7 +187,8 @@ class EvaluationSettings(Section):
     """Count the time of evaluations towards budget.minutes and budget.cpu_s; false: to compare
     learners at equal times of training."""
     env: Node
-    """Settings of the environment that differ on held-out tasks, as evaluation.env.split=test."""
+    """Settings of the environment that differ on held-out tasks, such as
+    evaluation.env.split=test."""
 
 
 class CheckpointSettings(Section):
@@ -197,7 +198,7 @@ class CheckpointSettings(Section):
     """Environment steps between checkpoints; updates in recipes without environment steps; null:
     ten over the budget, and at least one in five minutes."""
     keep: Count
-    """Number of latest checkpoints that are kept beside the best one."""
+    """Number of latest checkpoints that are kept in addition to the best one."""
 
 
 class AgentSettings(Section):
@@ -228,8 +229,8 @@ class AgentSettings(Section):
         ]
         | None
     ) = None
-    """Smallest and largest probability of an action of discrete policies before they are divided by
-    their sum, in place of probability_floor, as in agents of AMAGO's code; null: no such bounds."""
+    """Smallest and largest probability of an action of discrete policies before normalisation,
+    instead of probability_floor, as in AMAGO's code; null: no such bounds."""
     actor: Target
     """Policy head: the layers between the encoder and the probabilities of actions."""
     critic: Target
@@ -290,7 +291,7 @@ class MeasureSettings(Section):
     """Trial of `doctor`."""
 
     seconds: Annotated[float, Bounds(least=1)]
-    """Duration of the trial; up to four times as long if there is no update before."""
+    """Duration of the trial; up to four times as long if no update has been made."""
 
 
 class ProbeSettings(Section):
@@ -303,17 +304,17 @@ class ProbeSettings(Section):
             is_distinct,
         ),
     ]
-    """Numbers of latest timesteps that the compared agents see, the present one included; null:
-    all. 1 is always added."""
+    """Numbers of latest timesteps that the compared agents observe, including the current one;
+    null: all. 1 is always added."""
     seeds: Seeds
     """Seeds of the trainings of each window; fewer than three give no verdict."""
     margin: Annotated[float, Bounds(least=0, below=1)]
-    """Differences that count as none: a share of the difference between the best window and a
-    random policy."""
+    """Largest difference that is ignored, as a share of the difference between the best window and
+    a random policy."""
     confidence: Annotated[float, Bounds(above=0, below=1)]
-    """Confidence of all intervals between windows together."""
+    """Probability that all intervals between windows hold simultaneously."""
     settings: list[VerbatimText]
-    """Overrides of every agent, as encoder.d_model=64; those of the command line take
+    """Overrides of every agent, such as encoder.d_model=64; those of the command line take
     precedence."""
 
 
@@ -328,20 +329,21 @@ class AmagoSettings(Section):
     overwrite: bool
     """Replace an agent in this folder."""
     config: VerbatimText | None
-    """AMAGO's config.txt, with the arguments of its classes; auto: the one of the run that wrote
-    the weights; null: none, but AMAGO's defaults."""
+    """AMAGO's config.txt, with the arguments of its classes; auto: the file of the run that wrote
+    the weights; null: AMAGO's defaults."""
     max_seq_len: Count | None
-    """Timesteps that a Transformer remembers, as AMAGO's Experiment was given; null: as in
+    """Timesteps that a Transformer remembers, as passed to AMAGO's Experiment; null: as in
     config.txt, or for a GRU."""
     gin: Node
-    """Arguments of AMAGO's classes that are not in config.txt, as amago.gin.Actor.n_layer=2."""
+    """Arguments of AMAGO's classes that are not in config.txt, such as
+    amago.gin.Actor.n_layer=2."""
 
 
 class PlayedConfig(Config):
     """Settings that an agent and its environment are built from."""
 
     seed: Natural
-    """Seed of everything random."""
+    """Seed of all random generators."""
     evaluation: EvaluationSettings
     agent: AgentSettings
     timestep_encoder: Target
@@ -354,7 +356,7 @@ class PlayedConfig(Config):
     """Environment."""
     # The group has no choice by default, so that the key may be absent.
     trials: Target | None = None
-    """Repetition of an episode with the same task, memory kept; null: no repetition."""
+    """Repetition of an episode with the same task, without clearing memory; null: no repetition."""
 
 
 class TrainingConfig(PlayedConfig):
@@ -366,20 +368,20 @@ class TrainingConfig(PlayedConfig):
     """Precision of float32 matrix products: high and medium use TF32 or bfloat16."""
     resume: Literal["auto"] | bool | None
     """true: continue the run of this name from its last checkpoint; auto: continue it if it exists,
-    else begin it, and do nothing if it is done; null: false, but auto in a sweep."""
+    otherwise start it, and do nothing if it has finished; null: false, but auto in a sweep."""
     trust: list[Text]
-    """Packages whose classes the configuration may name, as [mylab.]; never read from a saved
-    run."""
+    """Packages whose classes the configuration can refer to, such as [mylab.]; never read from a
+    saved run."""
     context_length: Count
     """Longest history, in timesteps, that the agent is trained on and remembers."""
     run: RunSettings
     budget: BudgetSettings
     schedule: ScheduleSettings
     packing: Target | None
-    """Packing of several trajectories into a row of a batch; null: each has a row, padded to the
-    longest."""
+    """Packing of several trajectories into a row of a batch; null: one trajectory per row, padded
+    to the longest."""
     workers: Target | None
-    """Processes that play environments of other libraries, and what happens if one fails; native
+    """Processes that run third-party environments, and the handling of their failures; native
     environments need none."""
     checkpoint: CheckpointSettings
     relabel: Target
@@ -405,8 +407,7 @@ class TrainConfig(TrainingConfig):
     schedule: TrainSchedule
     # The group has no choice by default, so that the key may be absent.
     curriculum: Target | None = None
-    """Choice of the tasks that training plays, by their seeds; null: every episode plays a new
-    one."""
+    """Selection of training tasks by their seeds; null: a new task in every episode."""
     replay: Target
     """Replay buffer."""
     data: DataSettings
@@ -414,7 +415,7 @@ class TrainConfig(TrainingConfig):
     """Collector of trajectories."""
     window: Target | None
     """Cuts replayed trajectories to at most window.length transitions, at a random place; null:
-    they are learned from whole."""
+    trajectories are not cut."""
 
 
 class OfflineConfig(TrainingConfig):
@@ -424,8 +425,8 @@ class OfflineConfig(TrainingConfig):
     schedule: OfflineSchedule
     data: DataSettings
     window: Target | None
-    """Cuts trajectories to at most window.length transitions, at a random place; null: they are
-    learned from whole."""
+    """Cuts trajectories to at most window.length transitions, at a random place; null: trajectories
+    are not cut."""
 
 
 class PPOConfig(TrainingConfig):
@@ -433,8 +434,7 @@ class PPOConfig(TrainingConfig):
 
     schedule: PPOSchedule
     curriculum: Target | None = None
-    """Choice of the tasks that training plays, by their seeds; null: every episode plays a new
-    one."""
+    """Selection of training tasks by their seeds; null: a new task in every episode."""
 
 
 class DistillConfig(TrainingConfig):

@@ -29,15 +29,16 @@ EVALUATION: tuple[Metric, ...] = (
         "share of these episodes",
         _EVALUATION,
         "`eval/success_mean` over the episodes whose instruction has k goals.",
-        "Falls with k. Zero for the largest k only: the agent has learned short instructions.",
+        "Falls with k. If it is zero only for the largest k, the agent has learned short "
+        "instructions.",
     ),
     Metric(
         "eval/return_mean",
         "return",
         "sum of rewards",
         _EVALUATION,
-        "Mean over episodes of the undiscounted sum of rewards over the whole episode, all its "
-        "trials included. Rewards are those of the environment, without "
+        "Mean over episodes of the undiscounted sum of rewards over the whole episode, including "
+        "all trials. Rewards are those of the environment, without "
         "`agent.loss.reward_multiplier`.",
         "Rises. The scale is that of the environment.",
     ),
@@ -46,17 +47,17 @@ EVALUATION: tuple[Metric, ...] = (
         "ends of the interval of the return",
         "sum of rewards",
         _EVALUATION,
-        "Student's 95 % interval of `eval/return_mean`, over tasks or episodes as that of success.",
+        "Student's 95 % interval of `eval/return_mean`, over tasks or episodes, as for success.",
     ),
     Metric(
         "eval/return_mean_trial_<i>",
         "mean return of a trial",
         "sum of rewards",
         _EVALUATION,
-        "Mean over episodes of the sum of rewards within trial i, counted from 0. Where the number "
-        "of trials differs between episodes, the trials that all of them completed.",
-        "Rises with i if the agent adapts within an episode. Equal for all i: later trials gain "
-        "nothing from what was seen in earlier ones.",
+        "Mean over episodes of the sum of rewards within trial i, counted from 0. If the number "
+        "of trials differs between episodes, only trials that all episodes completed are logged.",
+        "Rises with i if the agent adapts within an episode. If it is equal for all i, later "
+        "trials do not benefit from earlier ones.",
     ),
     Metric(
         "eval/length_mean",
@@ -70,9 +71,9 @@ EVALUATION: tuple[Metric, ...] = (
         "finished episodes",
         "share of episodes",
         _EVALUATION,
-        "Episodes that the environment ended, divided by all. The others were cut by the step "
-        "limit of the evaluation, or the environment failed.",
-        "1. Below 1, scores are those of cut episodes: raise `evaluation.max_steps`.",
+        "Share of the episodes that the environment ended. The others were cut by the step limit "
+        "of the evaluation, or the environment failed.",
+        "1. Below 1, scores include cut episodes, so raise `evaluation.max_steps`.",
     ),
     Metric(
         "eval/num_episodes",
@@ -87,16 +88,16 @@ EVALUATION: tuple[Metric, ...] = (
         "different tasks of an evaluation",
         "tasks",
         _EVALUATION,
-        "Number of different tasks among the episodes. Absent if tasks cannot be told apart.",
-        "Constant. A few tasks make wide intervals, however many episodes there are.",
+        "Number of different tasks among the episodes. Absent if tasks cannot be distinguished.",
+        "Constant. With few tasks, intervals are wide, even with many episodes.",
     ),
     Metric(
         "eval/intervals_over_tasks",
         "unit of the intervals",
         "1 for tasks",
         _EVALUATION,
-        "1 if some, but not all, episodes share a task, and the tasks are a sample of those that "
-        "exist. Otherwise absent, and the unit is the episode.",
+        "1 if some, but not all, episodes share a task, and the tasks are a sample of all "
+        "possible ones. Otherwise absent, and the unit is the episode.",
     ),
 )
 """Metrics under ``eval/``."""

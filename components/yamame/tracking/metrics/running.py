@@ -15,9 +15,9 @@ RUNNING: tuple[Metric, ...] = (
         "steps of unfinished episodes",
         "steps",
         "yamame.collectors.sync",
-        "Steps of the episodes that have not ended, over all environments. They are not learned "
-        "from yet.",
-        "Rises and falls as episodes begin and end. A rise without an end: no episode ends, set "
+        "Steps of the episodes that have not ended, over all environments. They are not yet used "
+        "for learning.",
+        "Rises and falls as episodes start and end. If it only rises, no episode ends, so set "
         "`env.time_limit`.",
     ),
     Metric(
@@ -25,7 +25,7 @@ RUNNING: tuple[Metric, ...] = (
         "blocks in flight",
         "blocks",
         _CLUSTER,
-        "Blocks of steps that were requested from actors and not collected yet.",
+        "Blocks of steps that were requested from actors and not yet collected.",
     ),
     Metric(
         "collector/lost_<actors,blocks,episodes,steps>",
@@ -66,7 +66,7 @@ RUNNING: tuple[Metric, ...] = (
         _THROUGHPUT,
         "Number of times that the weights were replaced between the request of a block and its "
         "arrival: percentiles and maximum over the blocks of the last 60 seconds.",
-        "A few. Older data are further from the policy: lower `collector.max_staleness`.",
+        "A few. Older data are further from the policy, so lower `collector.max_staleness`.",
     ),
     Metric(
         "collector/waited_s",
@@ -80,23 +80,22 @@ RUNNING: tuple[Metric, ...] = (
         "waiting of the learner",
         "share of time",
         _THROUGHPUT,
-        "Waiting since the last line of the log, divided by the time since then.",
-        "Near 0: learning is the bottleneck. Near 1: acting is, add actors.",
+        "Waiting time since the previous log entry, divided by the time since then.",
+        "If it is near 0, learning is the bottleneck. If it is near 1, add actors.",
     ),
     Metric(
         "collector/learning_share",
         "learning",
         "share of time",
         _THROUGHPUT,
-        "Time outside of collecting since the last line of the log, divided by the time since "
-        "then.",
+        "Time outside collecting since the previous log entry, divided by the time since then.",
     ),
     Metric(
         "curriculum/seeds",
         "tasks in the table",
         "tasks",
         _CURRICULUM,
-        "Number of tasks that may be replayed.",
+        "Number of tasks that can be replayed.",
         "Rises to `curriculum.capacity`.",
     ),
     Metric(
@@ -113,7 +112,7 @@ RUNNING: tuple[Metric, ...] = (
         "units of `curriculum.score`",
         _CURRICULUM,
         "Mean of the scores in the table. Absent while the table is empty.",
-        "Falls as values become accurate. With `learnability` at most 0.25.",
+        "Falls as values become accurate. At most 0.25 with `learnability`.",
     ),
     Metric(
         "cost/env_steps",
@@ -123,15 +122,15 @@ RUNNING: tuple[Metric, ...] = (
         "Steps of training so far, over all environments and processes.",
     ),
     Metric(
-        "cost/updates", "updates", "updates", _TRACKING, "Updates so far, skipped ones left out."
+        "cost/updates", "updates", "updates", _TRACKING, "Updates so far, without skipped ones."
     ),
     Metric(
         "cost/cpu_s",
         "CPU time",
         "CPU seconds",
         _SYSTEM,
-        "User and system time of the process, its descendants and other ranks, all sessions of a "
-        "resumed run and all evaluations included.",
+        "User and system time of the process, its descendants and other ranks, including all "
+        "sessions of a resumed run and all evaluations.",
     ),
     Metric(
         "cost/wall_s",
@@ -153,7 +152,7 @@ RUNNING: tuple[Metric, ...] = (
         "percent of one core",
         _SYSTEM,
         "CPU time since the previous sample, divided by the time since then.",
-        "About 100 with one thread. Lower: it shares the core with others or waits.",
+        "About 100 with one thread. If it is lower, the process shares the core or waits.",
     ),
     Metric(
         "system/process_memory_mebibytes",
@@ -191,15 +190,15 @@ RUNNING: tuple[Metric, ...] = (
         "reward per step",
         "yamame.runs.histories",
         "Mean reward per step in the first and in the last tenth of the collected histories.",
-        "The last tenth is higher: otherwise histories show no learning to imitate.",
+        "The last tenth is higher. Otherwise the histories contain no learning to imitate.",
     ),
     Metric(
         "objective",
         "objective of each job",
         "success or return",
         _SWEEP,
-        "Last `eval/success_mean` of a job, or its `eval/return_mean` without success. The step is "
-        "the number of the job.",
+        "Last `eval/success_mean` of a job, or its `eval/return_mean` if no success is reported. "
+        "The step is the number of the job.",
     ),
     Metric(
         "objective_<best,mean>",
@@ -213,7 +212,7 @@ RUNNING: tuple[Metric, ...] = (
         "mean objective of a group",
         "success or return",
         _SWEEP,
-        "Mean objective of the jobs that differ in their seed alone, if there are several groups.",
+        "Mean objective of the jobs that differ only in their seed, if there are several groups.",
     ),
     Metric(
         "best/eval/<success_mean,return_mean>",
@@ -221,7 +220,7 @@ RUNNING: tuple[Metric, ...] = (
         "that of the score",
         _SWEEP,
         "Largest last value of the jobs that ended.",
-        "Larger than the expected score of another run: it is the best of several.",
+        "Larger than the expected score of a new run, because it is the best of several.",
     ),
 )
 """Metrics under all other prefixes."""

@@ -14,10 +14,10 @@ TRAINING: tuple[Metric, ...] = (
         "outcome of training episodes",
         "success or return",
         _RUN,
-        "Mean over the latest 100 training episodes of their success, or of their return where the "
-        "environment reports no success. They are played with exploration.",
-        "Rises. Far above the evaluation: training tasks are learned by heart. Below it: "
-        "exploration costs something.",
+        "Mean over the latest 100 training episodes, which include exploration, of their success, "
+        "or of their return if the environment reports no success.",
+        "Rises. If it is far above the evaluation, training tasks are memorised. If it is below, "
+        "exploration lowers the score.",
     ),
     Metric(
         "train/loss",
@@ -25,8 +25,8 @@ TRAINING: tuple[Metric, ...] = (
         "weighted sum of its terms",
         _LEARNER,
         "Sum of the terms `train/loss_...`.",
-        "Its level shows no progress: `train/loss_online` falls while values rise, below 0 as "
-        "well. Look at the terms.",
+        "Its level shows no progress, because `train/loss_online` falls, even below 0, while "
+        "values rise. Look at the terms.",
     ),
     Metric(
         "train/loss_critic",
@@ -34,9 +34,9 @@ TRAINING: tuple[Metric, ...] = (
         "variances of the targets; nats with binned critics",
         _REDQ,
         "`critic_coeff` (10; 0.5 in `ppo`) times the mean error of all critics and discounts. The "
-        "error is `((Q - y) / return_std)^2`; with binned returns it is "
-        "the cross-entropy of the predicted distribution and the label of y. `ppo` takes the "
-        "larger of the error and that of the clipped value if `value_clip` is set.",
+        "error is `((Q - y) / return_std)^2`, or with binned returns the cross-entropy of the "
+        "predicted distribution and the label of y. If `value_clip` is set, `ppo` uses the larger "
+        "of the error and that of the clipped value.",
         "Falls below `critic_coeff`, the level of critics that always predict the mean. A rise "
         "after new rewards were found is normal. With binned returns the minimum is the entropy of "
         "the labels, not 0.",
@@ -48,7 +48,7 @@ TRAINING: tuple[Metric, ...] = (
         _REDQ,
         "`-online_coeff` times the mean, over transitions and discounts, of the smallest of the "
         "critics' values `E_pi[(Q - mean(y)) / return_std]`.",
-        "Falls, and becomes negative: the policy is worth more than an average transition.",
+        "Falls. A negative value means that the policy is better than an average transition.",
     ),
     Metric(
         "train/loss_cloning",
@@ -57,7 +57,8 @@ TRAINING: tuple[Metric, ...] = (
         _REDQ,
         "`-cloning_coeff` times the mean, over transitions and discounts, of `w log pi(a)` for the "
         "taken action a and its weight w (`train/filter_weight`, 1 without a filter).",
-        "Falls. Near 0: few actions pass the filter, or the policy takes the same actions.",
+        "Falls. If it is near 0, few actions pass the filter, or the policy takes the same "
+        "actions.",
     ),
     Metric(
         "train/td_error",
@@ -65,7 +66,8 @@ TRAINING: tuple[Metric, ...] = (
         "multiplied rewards",
         _REDQ,
         "Mean over transitions and critics of `abs(Q - y)` for the acting discount factor.",
-        "Well below `train/return_std`. As large: critics predict no better than a constant.",
+        "Well below `train/return_std`. If it is as large, critics predict no better than a "
+        "constant.",
     ),
     Metric(
         "train/q_value",
@@ -74,8 +76,8 @@ TRAINING: tuple[Metric, ...] = (
         _REDQ,
         "Mean over transitions and critics of Q for the acting discount factor, the last one. "
         "Divide by `agent.loss.reward_multiplier` for the environment's rewards.",
-        "Approaches `train/target_value`. No true value exceeds the largest reward times the "
-        "multiplier, divided by `1 - gamma`: values beyond that diverge.",
+        "Approaches `train/target_value`. Values above the largest multiplied reward, divided by "
+        "`1 - gamma`, indicate divergence.",
     ),
     Metric(
         "train/q_value_gamma_<gamma>",
@@ -83,7 +85,7 @@ TRAINING: tuple[Metric, ...] = (
         "multiplied rewards",
         "yamame.losses.metrics",
         "`train/q_value` for each discount factor, if there are several.",
-        "Larger for larger discount factors where rewards are positive.",
+        "Larger for larger discount factors if rewards are positive.",
     ),
     Metric(
         "train/target_value",
@@ -100,19 +102,19 @@ TRAINING: tuple[Metric, ...] = (
         "standard deviation of the targets",
         "multiplied rewards",
         _REDQ,
-        "Running standard deviation of y for the acting discount factor, clipped to "
-        "[0.01, 10000]; it normalises values. Constant 1 with `agent.returns.enabled=false`.",
-        "Starts near 10 and moves to the scale of the returns. Near 0.01: all targets are equal, "
-        "so no reward distinguishes actions.",
+        "Running standard deviation of y for the acting discount factor, clipped to [0.01, "
+        "10000]. It normalises values. Constant 1 with `agent.returns.enabled=false`.",
+        "Starts near 10 and moves to the scale of the returns. If it is near 0.01, all targets "
+        "are equal, so no reward distinguishes actions.",
     ),
     Metric(
         "train/clipped_targets",
         "targets outside the bins",
         "share of targets",
         _REDQ,
-        "Targets of all discount factors below `agent.returns.min_return` or above `max_return`, "
-        "divided by all. Binned returns only.",
-        "0. Above 0.01 the run prints a warning: widen the bounds or lower "
+        "Share of the targets of all discount factors that are below `agent.returns.min_return` "
+        "or above `max_return`. Binned returns only.",
+        "0. Above 0.01 the run prints a warning. Widen the bounds or lower "
         "`agent.loss.reward_multiplier`.",
     ),
     Metric(
@@ -120,12 +122,12 @@ TRAINING: tuple[Metric, ...] = (
         "entropy of the policy",
         "nats",
         _REDQ,
-        "Mean over transitions of the entropy of the acting policy. Several choices or bits are "
-        "summed. For continuous actions it is the differential entropy of actions in (-1, 1), "
-        "which may be negative.",
-        "Falls from about `ln(number of actions)`, which is 1.39 for four. It stays there: the "
-        "policy acts at random. It falls to 0 within the first updates: the policy commits before "
-        "it knows.",
+        "Mean over transitions of the entropy of the acting policy. Entropies of several choices "
+        "or bits are summed. For continuous actions it is the differential entropy of actions in "
+        "(-1, 1), which can be negative.",
+        "Falls from about `ln(number of actions)`, which is 1.39 for four. If it stays there, the "
+        "policy acts at random. If it falls to 0 within the first updates, the policy becomes "
+        "deterministic too early.",
     ),
     Metric(
         "train/filter_weight",
@@ -135,8 +137,8 @@ TRAINING: tuple[Metric, ...] = (
         "Mean over transitions of w for the acting discount factor. With the advantage A, the mean "
         "over critics of `Q(a) - E_pi[Q]`: binary filter `w = 1` if `A > filter_threshold`, else "
         "0; exponential filter `w = min(20, exp((A - filter_threshold) / filter_temperature))`.",
-        "Binary: mostly between 0.3 and 0.85 in runs that learn. Always 0 or always 1: the filter "
-        "does not select. Exponential: about 1; near 20, lower the advantages or raise "
+        "Binary: mostly between 0.3 and 0.85 in runs that learn. If it is always 0 or always 1, "
+        "the filter does not select. Exponential: about 1. Near 20, lower the advantages or raise "
         "`filter_temperature`.",
     ),
     Metric(
@@ -153,7 +155,7 @@ TRAINING: tuple[Metric, ...] = (
         _LEARNER,
         "Euclidean norm of the gradient of all parameters, before it is clipped to "
         "`schedule.max_grad_norm`.",
-        "Often above the limit, which is no fault. A lasting rise over orders of magnitude: lower "
+        "Often above the limit, which is normal. If it rises by orders of magnitude, lower "
         "`optimizer.lr`.",
     ),
     Metric(
@@ -161,17 +163,18 @@ TRAINING: tuple[Metric, ...] = (
         "padding",
         "share of timesteps",
         _LEARNER,
-        "Timesteps of a batch that are padding, divided by all.",
-        "0 with episodes of one length. Padding costs time and changes no result.",
+        "Share of the timesteps of a batch that are padding.",
+        "0 with episodes of one length. Padding costs time and does not affect results.",
     ),
     Metric(
         "train/updates_per_step",
         "updates per environment step",
         "updates",
         _PACE,
-        "`schedule.updates_per_step` times the factor of the regulator, which lies in "
+        "`schedule.updates_per_step` times the factor of the regulator, which is in "
         "[`schedule.regulator.least`, 1].",
-        "Rises to `schedule.updates_per_step`. Lower values: the regulator has found overfitting.",
+        "Rises to `schedule.updates_per_step`. Lower values mean that the regulator has detected "
+        "overfitting.",
     ),
     Metric(
         "train/overfitting",
@@ -179,17 +182,16 @@ TRAINING: tuple[Metric, ...] = (
         "ratio",
         _PACE,
         "`(h + floor) / (l + floor)` with moving averages of `train/loss_critic` on training "
-        "episodes that are kept from updates (h) and on the others (l).",
-        "1 without overfitting. The regulator aims at `schedule.regulator.target` (1.2); above 2 "
-        "more updates do harm.",
+        "episodes excluded from updates (h) and on the others (l).",
+        "1 without overfitting. The target of the regulator is `schedule.regulator.target` (1.2). "
+        "Above 2, more updates do harm.",
     ),
     Metric(
         "train/aborted_episodes",
         "dropped episodes",
         "episodes since the start",
         _RUN,
-        "Episodes that were dropped because the environment failed. Absent as long as there are "
-        "none.",
+        "Episodes that were dropped because the environment failed. Absent if there are none.",
         "Absent.",
     ),
     Metric(
@@ -197,8 +199,8 @@ TRAINING: tuple[Metric, ...] = (
         "skipped updates",
         "updates since the start",
         _RUN,
-        "Updates that were skipped because the loss or a gradient was NaN or infinite. Absent as "
-        "long as there are none.",
+        "Updates that were skipped because the loss or a gradient was NaN or infinite. Absent if "
+        "there are none.",
         "Absent. Three in a row end the run.",
     ),
     Metric(
@@ -223,7 +225,7 @@ TRAINING: tuple[Metric, ...] = (
         "share of transitions",
         _PPO,
         "Transitions whose ratio is outside [1 - clip_epsilon, 1 + clip_epsilon].",
-        "0 in the first update after collecting, more in later epochs. Near 1: lower "
+        "0 in the first update after collecting, more in later epochs. If it is near 1, lower "
         "`optimizer.lr` or `schedule.epochs`.",
     ),
     Metric(
@@ -240,7 +242,8 @@ TRAINING: tuple[Metric, ...] = (
         "share",
         _PPO,
         "`1 - Var(target - value) / Var(target)` over the transitions of a minibatch.",
-        "Rises towards 1. 0: values predict no better than a constant; below 0: worse.",
+        "Rises towards 1. At 0, values predict no better than a constant. Below 0, they predict "
+        "worse.",
     ),
     Metric(
         "train/kl_approx",
@@ -256,7 +259,8 @@ TRAINING: tuple[Metric, ...] = (
         "share of transitions",
         _PPO,
         "`(sum r)^2 / (N sum r^2)` over the N transitions of a minibatch.",
-        "1 in the first update after collecting. Far below 1: the policy has moved too far.",
+        "1 in the first update after collecting. If it is far below 1, the policy has changed too "
+        "much.",
     ),
     Metric(
         "train/<max,mean>_ratio",
@@ -264,7 +268,7 @@ TRAINING: tuple[Metric, ...] = (
         "ratio of probabilities",
         _PPO,
         "Largest and mean r over the transitions of a minibatch.",
-        "1 in the first update after collecting; the mean stays near 1.",
+        "1 in the first update after collecting. The mean stays near 1.",
     ),
 )
 """Metrics under ``train/``."""
