@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 import yamame
 import yaml
 from yamame import conf_dir
@@ -310,7 +311,10 @@ def test_commands_that_repeat_scripts_of_amago_have_their_exploration_and_probab
         cfg = yamame.compose(*words)
         env = build_env(cfg, num_envs=1, seed=0)
         agent = build_agent(cfg, env)
-        assert agent.action_space.probability_clip == (0.001, 0.99)
+        logits = torch.zeros(agent.action_space.num_params)
+        logits[0] = 100.0
+        probs = agent.action_space.distribution(logits).probs
+        assert (probs[1] / probs[0]).item() == pytest.approx(0.001 / 0.99)
         noise = instantiate(cfg.exploration, action_space=agent.action_space)
         assert noise.start == noise.end == (1.0, 0.05)
 
