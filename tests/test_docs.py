@@ -13,10 +13,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 import yamame
 import yaml
 from yamame import conf_dir
+from yamame.checks import UsageError
+from yamame.cli.nodes import instantiate
 from yamame.keys import ENTRIES, GOAL_COMPLETED, GOAL_PAD, GOAL_TOLERANCE
+from yamame.runs.build import build_agent, build_env
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -296,6 +300,27 @@ def test_the_commands_of_a_page_compose(name, fewest):
         overrides = [f"suite={word}" if "=" not in word else word for word in words]
         if recipe != "reproduce":  # which composes contracts by itself
             yamame.compose(*overrides, recipe=recipe)
+
+
+def test_commands_that_repeat_scripts_of_amago_have_their_exploration_and_probabilities():
+    wanted = ("experiment=frozenlake", "experiment=amago_defaults")
+    found = [words for _, *words in commands(DOCS / "howto" / "migrate_from_amago.md")]
+    chosen = [words for words in found if words[0] in wanted]
+    assert len(chosen) == 2
+    for words in chosen:
+        cfg = yamame.compose(*words)
+        env = build_env(cfg, num_envs=1, seed=0)
+        agent = build_agent(cfg, env)
+        logits = torch.zeros(agent.action_space.num_params)
+        logits[0] = 100.0
+        probs = agent.action_space.distribution(logits).probs
+        assert (probs[1] / probs[0]).item() == pytest.approx(0.001 / 0.99)
+        noise = instantiate(cfg.exploration, action_space=agent.action_space)
+        assert noise.start == noise.end == (1.0, 0.05)
+
+    cfg.agent.probability_floor = 0.01  # that of the preset
+    with pytest.raises(UsageError, match="probability_clip"):
+        build_agent(cfg, env)
 
 
 @pytest.mark.parametrize("outcome", [0, 1, 75])

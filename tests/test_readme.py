@@ -26,7 +26,7 @@ def test_the_script_of_the_readme_runs(empty_store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     script, component = scripts(README)
-    quick = script.replace('"budget.minutes=2"', '"debug=tiny"')
+    quick = script.replace('"budget.minutes=3"', '"debug=tiny"')
     assert quick != script
     exec(compile(quick, "README.md", "exec"), names)
     assert names["run"].summary["status"] == "FINISHED"

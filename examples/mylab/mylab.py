@@ -185,6 +185,8 @@ class PenalisedLoss(MultiGammaREDQLoss):
 class FinalGoal(BatchTransform):
     """Relabeller: the last achieved goal becomes the goal of trajectories that reached none."""
 
+    needs_goals = True
+
     def __init__(self) -> None:
         self.keys = RelabelKeys()
         super().__init__(in_keys=self.keys.needed())

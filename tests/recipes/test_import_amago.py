@@ -140,7 +140,9 @@ def test_an_imported_agent_is_served(run, play):
     arguments = ["amago.path=agents/demo", "env=gym", "env.id=my_envs:Noise-v0"]
     weights = "amago.weights=demo/ckpts/latest/policy.pt"
     status, out, _ = play("import_amago", run, weights, *arguments, "trust=[my_envs.]")
-    assert (status, out) == (0, "agents/demo\n")
+    lines = out.splitlines()
+    assert (status, lines[-1]) == (0, "agents/demo")
+    assert any(line.endswith("evaluate run=agents/demo 'trust=[my_envs.]'") for line in lines), out
     service = Service(yamame.load("agents/demo", greedy=True, max_sessions=2))
     assert service.answer("/reset", b'{"session": 1}')[0] == 200
     observation = {"a": [[0.5], [-0.5]], "b": [0.1, 0.2, 0.3]}
@@ -148,3 +150,21 @@ def test_an_imported_agent_is_served(run, play):
     status, answer = service.answer("/act", request)
     assert status == 200
     assert answer["action"] in range(4)
+
+
+def test_an_agent_is_overwritten_only_on_request(run, play):
+    leave_run(run)
+    weights = "amago.weights=demo/ckpts/latest/policy.pt"
+    arguments = [weights, "amago.path=agents/demo", "env=gym", "env.id=my_envs:Noise-v0"]
+    (run / "agents" / "demo").mkdir(parents=True)
+    assert play("import_amago", run, *arguments)[0] == 0
+
+    file = run / "agents" / "demo" / "README.md"
+    file.write_text("mine")
+    status, out, err = play("import_amago", run, *arguments)
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert "amago.path: agents/demo exists" in err
+    assert "amago.overwrite=true" in err
+    assert file.read_text() == "mine"
+    assert play("import_amago", run, *arguments, "amago.overwrite=true")[0] == 0
+    assert file.read_text() != "mine"

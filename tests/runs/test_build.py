@@ -1,6 +1,8 @@
 """What a configuration says of an agent is what is built."""
 
 import pytest
+import torch
+import yamame
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from yamame import conf_dir
@@ -8,7 +10,7 @@ from yamame.actions import BetaDistribution, TanhNormalDistribution
 from yamame.agent import InContextAgent
 from yamame.checks import UsageError
 from yamame.losses import MultiGammaREDQLoss, SeparateREDQLoss
-from yamame.replay import SequencePacking
+from yamame.replay import SequencePacking, pack
 from yamame.runs.build import build_agent, build_env, build_learner, build_transform
 
 
@@ -138,3 +140,37 @@ def test_relabelling_without_goals_names_the_group_and_the_environment():
     env = build_env(cfg, num_envs=2, seed=0)
     with pytest.raises(UsageError, match=r"^relabel: .*TMaze has no goals .*relabel=none"):
         build_transform(cfg, env)
+
+
+SHAPED = """
+from yamame.replay.gather import BatchTransform
+
+
+class Shaped(BatchTransform):
+    def __init__(self, bonus=1.0):
+        super().__init__(in_keys=[("next", "reward")], out_keys=[("next", "reward")])
+        self.bonus = bonus
+
+    def forward(self, tensordict):
+        reward = tensordict["next", "reward"]
+        return tensordict.copy().set(("next", "reward"), reward + self.bonus)
+
+
+class NeedsGoals(Shaped):
+    needs_goals = True
+"""
+
+
+def test_a_class_outside_of_the_package_edits_trajectories_without_goals(own_module):
+    own_module("shaped", SHAPED)
+    cfg = yamame.compose("env=tmaze", "trust=[shaped.]")
+    env = build_env(cfg, num_envs=2, seed=0)
+    batch = pack(env.rollout(3))
+
+    def transformed(target):
+        OmegaConf.update(cfg, "relabel", {"_target_": target}, merge=False)
+        return build_transform(cfg, env)(batch.clone())["next", "reward"]
+
+    assert torch.equal(transformed("shaped.Shaped"), batch["next", "reward"] + 1.0)
+    with pytest.raises(UsageError, match=r"^relabel: .*TMaze has no goals .*'NeedsGoals'"):
+        transformed("shaped.NeedsGoals")

@@ -9,7 +9,7 @@ import yamame
 from torchrl.data import Bounded, Composite, Unbounded
 from yamame.checks import SettingError
 from yamame.runs.build import check_lengths, longest_episode
-from yamame.runs.checks import check_encoder
+from yamame.runs.checks import check_encoder, check_positions
 from yamame.training import OverfittingRegulator
 
 
@@ -31,6 +31,26 @@ def test_an_environment_without_a_limit_has_no_longest_episode():
     check_encoder(cfg, encoder, env_of(counted(7)))
     with pytest.raises(SettingError, match="8 steps"):
         check_encoder(cfg, encoder, env_of(counted(8)))
+
+
+def test_a_learned_table_has_a_row_for_every_timestep_that_is_not_cut():
+    cfg = yamame.compose("encoder.positions=learned", "encoder.num_positions=8")
+    too_long = env_of(counted(8))
+    check_positions(cfg, env_of(counted(7)))
+    check_positions(cfg, env_of(Unbounded((2, 1), dtype=torch.int64)))
+    check_positions(cfg, too_long, max_steps=7)
+    with pytest.raises(SettingError, match=r"encoder.num_positions: .* 8 steps, got 8"):
+        check_positions(cfg, too_long)
+
+
+@pytest.mark.parametrize("recipe", ["train", "ppo"])
+def test_a_table_that_is_too_small_is_found_before_training(recipe, tmp_path):
+    settings = ["env=tmaze", "encoder=transformer"]
+    settings += ["encoder.positions=learned", "encoder.num_positions=5"]
+    small = ["debug=tiny", "logger=none", f"run.root={tmp_path}", "run.name=short"]
+    with pytest.raises(SettingError, match=r"^encoder.num_positions: must exceed"):
+        yamame.train(*settings, *small, recipe=recipe)
+    assert not (tmp_path / "short" / "summary.json").exists()
 
 
 @pytest.mark.parametrize("first", [0.25, 1.0])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from yamame.checks import UsageError
 from yamame.trajectory import SigmaReparamLinear, TransformerEncoder, segment_positions
 
 
@@ -304,5 +305,5 @@ def test_sizes_that_do_not_fit_are_refused(arguments: dict, message: str) -> Non
 
 def test_a_step_index_beyond_the_learnt_table_is_refused() -> None:
     encoder = TransformerEncoder(3, **SMALL, positions="learned", num_positions=4)
-    with pytest.raises(ValueError, match="step_index must be below num_positions 4, got 4"):
+    with pytest.raises(UsageError, match="step_index must be below num_positions 4, got 4"):
         run(encoder, torch.randn(1, 5, 3))

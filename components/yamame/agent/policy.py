@@ -88,7 +88,7 @@ class InContextPolicy(TensorDictModuleBase):
         if not capturing():
             memory = encoder.memory_for(tensordict)
         assert memory is not None
-        # What is recorded contains what is compiled.
+        # The recorded graph includes the compiled function.
         decide = self._recorded or self._compiled
         if decide is None:
             params, memory = self.decide(tensordict, memory)

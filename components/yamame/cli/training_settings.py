@@ -326,6 +326,8 @@ class AmagoSettings(Section):
     state in ckpts/training_states."""
     path: VerbatimText
     """Folder to write, with weights, config.json and a model card."""
+    overwrite: bool
+    """Replace an agent in this folder."""
     config: VerbatimText | None
     """AMAGO's config.txt, with the arguments of its classes; auto: the file of the run that wrote
     the weights; null: AMAGO's defaults."""

@@ -20,8 +20,8 @@ class EvaluationResult:
         finished: ``[E]`` bool, False if the step limit cut the episode or the environment failed.
         trial_returns: ``[E, max_trials]`` float64, sum of rewards within each trial, NaN for
             trials that an episode did not reach.
-        success: ``[E]`` bool, whether success was reported at any step; None if the environment
-            does not report it.
+        success: ``[E]`` bool, whether success was reported at any step, which repeated trials do
+            for the last completed one; None if the environment does not report it.
         num_goals: ``[E]`` int64, goals of the instruction; None without instructions.
         tasks: ``[E]`` int64, hashes of the tasks, equal for episodes of one task; None if they are
             unknown.

@@ -150,7 +150,7 @@ def checked_path(
     used = _is_used(path)
     if resume is True and not used:
         message = f"no run to resume, {path} does not exist or is empty"
-        raise UsageError(message, key="resume", remedy="begin it with resume=auto")
+        raise UsageError(message, key="resume", remedy="start it with resume=auto")
     if used and not (resume or overwrite):
         raise _refusal(path)
     # Every run has a lock file: other files are not to be overwritten.

@@ -110,6 +110,9 @@ class Relabel(BatchTransform):
     (1.0, 0.0)
     """
 
+    needs_goals = True
+    """Whether the transform needs trajectories with goals; a class without it works on any."""
+
     @check_bounds
     def __init__(
         self,

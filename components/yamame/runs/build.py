@@ -289,7 +289,10 @@ def build_transform(cfg: AnyConfig, env: EnvBase, *, resumed: Path | None = None
             reject held-out instructions.
     """
     transforms: list[Transform] = []
-    if set(GOAL_KEYS) <= set(env.observation_spec.keys()):
+    has_goals = set(GOAL_KEYS) <= set(env.observation_spec.keys())
+    # A user's class may rewrite something else, such as rewards.
+    needs_goals = getattr(target_of(cfg.relabel), "needs_goals", False)
+    if has_goals or not needs_goals:
         transforms.append(_build_relabelling(cfg, env, resumed))
     else:
         checks.check_no_relabelling(cfg)

@@ -10,7 +10,7 @@ from typing import Any
 from torchrl.envs import EnvBase, Transform
 
 from yamame.checks import UsageError, require_setting
-from yamame.cli.nodes import target_of
+from yamame.cli.nodes import select, target_of
 from yamame.cli.sections import AnyConfig
 from yamame.data import TrajectoryDataset
 from yamame.replay import GoalFrequencies
@@ -38,7 +38,7 @@ def relabels(cfg: AnyConfig) -> bool:
 
 
 def check_lengths(cfg: AnyConfig, env: EnvBase, regulator: Any = None) -> None:
-    """Check the budget against the first update, and buffers against the longest episode.
+    """Check the budget against the first update, and replay against the longest episode.
 
     Args:
         cfg: Composed configuration.
@@ -47,7 +47,7 @@ def check_lengths(cfg: AnyConfig, env: EnvBase, regulator: Any = None) -> None:
 
     Raises:
         SettingError: The budget ends before the first update, or an episode has more steps than the
-            replay buffer or a learned table of positions.
+            replay buffer.
     """
     schedule = cfg.schedule
     allowed = cfg.budget.env_steps
@@ -65,14 +65,31 @@ def check_lengths(cfg: AnyConfig, env: EnvBase, regulator: Any = None) -> None:
     steps = longest_episode(env)
     if steps is None:
         return
-    positions = cfg.encoder.get("num_positions")
-    if positions is not None:  # n steps have n + 1 timesteps
-        condition = f"exceed the longest episode, {steps} steps"
-        require_setting("encoder.num_positions", positions, positions > steps, condition)
     capacity = cfg.replay.get("capacity")
     if capacity is not None:  # whole trajectories are evicted, this one could not be stored
         condition = f"hold an episode of {steps + 1} timesteps"
         require_setting("replay.capacity", capacity, capacity > steps, condition)
+
+
+def check_positions(cfg: AnyConfig, env: EnvBase, *, max_steps: int | None = None) -> None:
+    """Check a learned table of positions against the longest episode.
+
+    Args:
+        cfg: Composed configuration.
+        env: Environment of training, or of evaluation.
+        max_steps: Steps after which episodes are cut; None if they are not.
+
+    Raises:
+        SettingError: An episode has more steps than the table.
+    """
+    positions = select(cfg, "encoder.num_positions")
+    steps = longest_episode(env)
+    if positions is None or steps is None:
+        return
+    if max_steps is not None:
+        steps = min(steps, max_steps)
+    condition = f"exceed the longest episode, {steps} steps"  # n steps have n + 1 timesteps
+    require_setting("encoder.num_positions", positions, positions > steps, condition)
 
 
 def check_encoder(cfg: AnyConfig, encoder: TrajectoryEncoder, env: EnvBase) -> None:
@@ -117,7 +134,7 @@ def check_callback(key: str, callback: Any) -> None:
 
 
 def check_no_relabelling(cfg: AnyConfig) -> None:
-    """Check that nothing is to be relabelled in an environment without goals.
+    """Check that no goals are to be relabelled in an environment without goals.
 
     Raises:
         SettingError: Trajectories are to be relabelled.

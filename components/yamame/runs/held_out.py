@@ -7,12 +7,14 @@ from torchrl.envs import EnvBase
 
 from yamame import distributed
 from yamame.agent import InContextPolicy
+from yamame.checks import UsageError
 from yamame.cli.sections import AnyConfig
 from yamame.evaluation import EvaluationResult, evaluate, render_video
 from yamame.evaluation.bound import EndlessEpisodes
 from yamame.evaluation.held_out import MemoryReset, Policy
 from yamame.evaluation.result import concatenate
 from yamame.runs.build import build_env
+from yamame.runs.checks import check_positions
 from yamame.system import signals
 from yamame.system.messages import OutsideError, print_stderr, warnings_as_lines
 
@@ -27,11 +29,20 @@ def held_out_env(cfg: AnyConfig) -> EnvBase:
     """Build the environment of the held-out tasks.
 
     ``evaluation.num_envs`` may be below the number of tasks; these are then evaluated in rounds.
+
+    Raises:
+        SettingError: An episode has more steps than a learned table of positions.
     """
     num_episodes = distributed.shard(cfg.evaluation.num_episodes, "evaluation.num_episodes")
     num_envs = min(cfg.evaluation.num_envs or num_episodes, num_episodes)
     seed = distributed.rank_seed(cfg.evaluation.seed)
-    return build_env(cfg, num_envs=num_envs, seed=seed, held_out=True)
+    env = build_env(cfg, num_envs=num_envs, seed=seed, held_out=True)
+    try:
+        check_positions(cfg, env, max_steps=cfg.evaluation.max_steps)
+    except UsageError:
+        env.close()
+        raise
+    return env
 
 
 def play_held_out(

@@ -15,7 +15,7 @@ from yamame.agent import InContextAgent
 from yamame.cli.nodes import instantiate
 from yamame.collectors import Collector
 from yamame.runs import build
-from yamame.runs.checks import check_regulation
+from yamame.runs.checks import check_positions, check_regulation
 from yamame.runs.curriculum import follow_curriculum, observed
 from yamame.runs.discounts import with_gammas
 from yamame.runs.held_out import held_out_env
@@ -34,7 +34,7 @@ def build_envs(run: Run) -> tuple[EnvBase, EnvBase]:
 
     Raises:
         UsageError: The budget ends before the first update, or an episode is longer than the replay
-            buffer.
+            buffer or a learned table of positions.
     """
     cfg = run.cfg
     seed = distributed.rank_seed(cfg.seed)
@@ -45,6 +45,7 @@ def build_envs(run: Run) -> tuple[EnvBase, EnvBase]:
     env = run.closing(follow_curriculum(run, env, seed=seed))
     held_out = run.closing(held_out_env(cfg))
     build.check_lengths(cfg, env, run.regulator)
+    check_positions(cfg, env)
     return env, held_out
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from yamame.checks import (
+    ArgumentError,
     NonNegativeInt,
     NumLayers,
     PositiveInt,
@@ -330,9 +331,13 @@ class TransformerEncoder(TrajectoryEncoder):
             # CPU only: on CUDA this is a device-side assert, and a check before the lookup would
             # synchronize.
             size = self.positions.num_embeddings
-            raise ValueError(
-                f"TransformerEncoder: step_index must be below num_positions {size}, got"
-                f" {int(step_index.max())}"
+            raise ArgumentError(
+                "TransformerEncoder",
+                "step_index",
+                int(step_index.max()),
+                f"be below num_positions {size}",
+                remedy="set encoder.num_positions above the longest episode, or a limit of "
+                "episodes, as env.time_limit",
             ) from error
         # Sinusoids are float32, which would promote the input of a bfloat16 network.
         return positions.to(self.norm.weight.dtype)

@@ -78,10 +78,15 @@ class RepeatCheck:
                 return
             again = self._play(env, _SEED, disturbs=True)
             difference = first_difference(first, again)
-            if difference is None:
-                self._episode = first
-            else:
+            if difference is not None:
                 self._report(difference, self._cause(env))
+                return
+            # A draw from few values is often the same again, and may show much later.
+            drawn = self._unseeded_generators(env)
+            if drawn:
+                self._report_drawn(drawn)
+            else:
+                self._episode = first
 
     def compare_instances(self) -> None:
         """Play the same episode in a new instance, after the former one was closed."""
@@ -134,12 +139,39 @@ class RepeatCheck:
             return "it draws from a global random generator (random, numpy.random or torch)"
         return "reset leaves something of the episodes before, or does not seed a generator"
 
+    def _unseeded_generators(self, env: Any) -> list[str]:
+        """Return the global generators from which episodes draw without seeding them."""
+        begins, ends = [], []
+        for seed in (_SEED, _OTHER_SEED):
+            if not self._has_time():
+                return []
+            _seed_generators(seed)
+            begins.append(_states())
+            self._play(env, _SEED)
+            ends.append(_states())
+
+        drawn = []
+        for name in ends[0]:
+            has_moved = all(
+                not is_same_state(begin[name], end[name])
+                for begin, end in zip(begins, ends, strict=True)
+            )
+            # A generator that `reset` seeds ends in the same state, wherever it began.
+            if has_moved and not is_same_state(ends[0][name], ends[1][name]):
+                drawn.append(name)
+        return drawn
+
     def _report(self, difference: str, cause: str) -> None:
+        self._print(f"{difference} when an episode is repeated, because {cause}")
+
+    def _report_drawn(self, names: Sequence[str]) -> None:
+        self._print(f"an episode draws from the global generator of {' and '.join(names)}")
+
+    def _print(self, what: str) -> None:
         report = (
-            f"{self._owner}: not reproducible from its seed: {difference} when an episode is "
-            f"repeated, because {cause}; runs with equal seeds may differ, and a resumed run "
-            "drops its unfinished episodes (draw from self.np_random, and set every field in "
-            "reset)"
+            f"{self._owner}: not reproducible from its seed: {what}; runs with equal seeds may "
+            "differ, and a resumed run drops its unfinished episodes (draw from self.np_random, "
+            "and set every field in reset)"
         )
         _checked[self._key] = report
         print_once(report)
@@ -199,6 +231,27 @@ def _generators_kept() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
+
+
+def _states() -> dict[str, Any]:
+    """Return the states of the global random generators."""
+    return {
+        "random": random.getstate(),
+        "numpy.random": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
+
+
+def is_same_state(one: Any, other: Any) -> bool:
+    """Return whether two states of a generator are equal.
+
+    >>> is_same_state(np.random.get_state(), np.random.get_state())
+    True
+    """
+    if isinstance(one, tuple):
+        pairs = zip(one, other, strict=True)
+        return all(is_same_state(left, right) for left, right in pairs)
+    return bool(np.array_equal(np.asarray(one), np.asarray(other)))
 
 
 def _draw() -> None:

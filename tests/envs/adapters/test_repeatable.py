@@ -56,6 +56,23 @@ class PythonNoiseInStep(Pure):
         return observation, reward, *ends
 
 
+class HiddenChoice(Pure):
+    """Shows its choice, which may be the same again, long after the reset."""
+
+    def reset(self, *, seed=None, options=None):
+        self.mark = random.choice([0, 1])
+        return super().reset(seed=seed)
+
+
+class SeededChoice(Pure):
+    """Seeds the generator before the only draw of an episode."""
+
+    def reset(self, *, seed=None, options=None):
+        random.seed(seed)
+        self.mark = random.choice([0, 1])
+        return super().reset(seed=seed)
+
+
 class TorchNoiseInReward(Pure):
     def step(self, action):
         observation, _, *ends = super().step(action)
@@ -135,6 +152,8 @@ CAUSES = {
     WithNaN: None,
     BreaksLater: None,
     NumpyNoise: GLOBAL,
+    HiddenChoice: "global generator of random;",
+    SeededChoice: None,
     PythonNoiseInStep: GLOBAL,
     TorchNoiseInReward: GLOBAL,
     SeedsTheGlobalGenerator: GLOBAL,

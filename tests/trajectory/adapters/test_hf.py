@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from yamame.checks import UsageError
 from yamame.testing import check_trajectory_encoder
 from yamame.trajectory import HFEncoder
 
@@ -81,7 +82,7 @@ def test_all_weights_learn_and_there_are_none_for_tokens():
 
 def test_learnt_positions_end():
     encoder = small(settings={"n_positions": 4})
-    with pytest.raises(ValueError, match="step_index must be below 4 positions of settings, got 5"):
+    with pytest.raises(UsageError, match="step_index must be below 4 positions of settings, got 5"):
         encoder.parallel(*one_episode(1, 6))
 
 

@@ -286,11 +286,11 @@ class Arguments:
         assumed = self._assumed()
         if assumed:
             values = ", ".join(f"{name}={format_value(self[name])}" for name in assumed)
-            place = "no config.txt" if self._source is None else self._source
+            has_file = self._source is not None
+            place = f"{self._source} does not give them" if has_file else "no config.txt gives them"
             print_stderr(
-                f"amago.config: the weights do not show these arguments, and {place} gives none of "
-                f"them; assumed are AMAGO's defaults, {values}; give others as "
-                f"{TYPED}.Agent.gamma=0.99"
+                f"amago.config: the weights do not show these arguments, and {place}; AMAGO's "
+                f"defaults are assumed: {values}; give others as {TYPED}.Agent.gamma=0.99"
             )
         dropouts = ("TformerTrajEncoder.dropout_ff", "TformerTrajEncoder.dropout_emb")
         is_transformer = isinstance(self._network.memory, Transformer)

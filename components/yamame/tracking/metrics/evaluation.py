@@ -11,7 +11,8 @@ EVALUATION: tuple[Metric, ...] = (
         "share of episodes",
         _EVALUATION,
         "Episodes in which the environment reported success at any step, divided by all episodes. "
-        "Absent if the environment reports no success.",
+        "With `trials=repeated`, only the last completed trial of an episode counts. Absent if the "
+        "environment reports no success.",
         "Rises. 1 is the best.",
     ),
     Metric(

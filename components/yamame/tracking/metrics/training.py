@@ -182,9 +182,9 @@ TRAINING: tuple[Metric, ...] = (
         "ratio",
         _PACE,
         "`(h + floor) / (l + floor)` with moving averages of `train/loss_critic` on training "
-        "episodes excluded from updates (h) and on the others (l).",
+        "episodes excluded from updates (h) and on the other training episodes (l).",
         "1 without overfitting. The target of the regulator is `schedule.regulator.target` (1.2). "
-        "Above 2, more updates do harm.",
+        "Above 2, more updates make the agent worse.",
     ),
     Metric(
         "train/aborted_episodes",

@@ -204,9 +204,12 @@ class HFEncoder(TrajectoryEncoder):
             return self.model(**inputs).last_hidden_state
         except IndexError as error:
             most = self.model.config.max_position_embeddings
-            raise ValueError(
-                f"{_OWNER}: step_index must be below {most} positions of settings, got"
-                f" {int(step_index.max())}"
+            raise ArgumentError(
+                _OWNER,
+                "step_index",
+                int(step_index.max()),
+                f"be below {most} positions of settings",
+                remedy="set more positions, or a limit of episodes, as env.time_limit",
             ) from error
 
     @torch.no_grad()
