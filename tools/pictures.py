@@ -148,11 +148,12 @@ def draw_curve() -> list[Path]:
         if words not in groups:
             print(f"no curve: docs/results has no run of {words}", file=sys.stderr)
             return []
-        curve = learning_curve_of(groups[words], "eval/success_mean", resampling, axis="env_steps")
+        curve = learning_curve_of(groups[words], "success_mean", resampling, axis="cpu_s")
         if curve is not None:
             curves[name] = (curve.x, curve.y, *(curve.band or ()))
     label = "success in new 11x11 mazes"
-    return [learning_curve(FIGURES / "relabelling_curve.png", curves, y_label=label)]
+    path = FIGURES / "relabelling_curve.png"
+    return [learning_curve(path, curves, x_label="CPU-seconds", y_label=label)]
 
 
 def groups_of(overrides: set[str]) -> dict[str, Group]:
@@ -164,7 +165,8 @@ def groups_of(overrides: set[str]) -> dict[str, Group]:
             command = Command.of(group.runs[0])
             if command is None:
                 continue
-            words = " ".join(word for word in command.words if not word.startswith("seed="))
+            given = [word for word in command.words[2:] if not word.startswith("seed=")]
+            words = " ".join(given)
             if words in overrides:
                 groups[words] = group
     return groups
