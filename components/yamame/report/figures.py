@@ -33,6 +33,7 @@ SIGNS = tuple(_MARKERS.values())
 """Markers of the groups as text, in order."""
 _WIDEST_LABEL = 54
 _WIDEST_TITLE = 50
+_WIDEST_Y_LABEL = 28
 
 
 def draw(plot: Plot) -> bytes:
@@ -101,6 +102,7 @@ def _figure(plot: Plot, size: tuple[float, float]) -> tuple[Any, Any]:
     """Return a figure of a width and a height in inches, and its axes with all lines."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     is_small = bool(plot.family)
     style: dict[Any, Any] = {
@@ -113,10 +115,11 @@ def _figure(plot: Plot, size: tuple[float, float]) -> tuple[Any, Any]:
         "text.parse_math": False,  # names of runs may hold dollar signs
     }
     with mpl.rc_context(style):
-        figure = Figure(figsize=size, layout="constrained")
+        # Padding in inches: a browser's digits may be wider than those that are measured here.
+        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1))
         axes = figure.add_subplot()
         if not is_small:
-            axes.set(xlabel=plot.x_label, ylabel=plot.y_label)
+            axes.set(xlabel=plot.x_label, ylabel=fill(plot.y_label, _WIDEST_Y_LABEL))
         axes.grid(color=_GRID, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         for line in plot.lines:
