@@ -52,7 +52,7 @@ def leaderboard(cfg: LeaderboardConfig) -> Path | None:
         yamame.compose(*runs.overrides)  # a mistake is found before hours of training
     baseline = baseline_of(cfg, planned)
     for node in cfg.compare.values():
-        build_learner(node)  # so is a missing package
+        build_learner(node)  # raises if a package is missing
     if cfg.only_check:
         for runs in planned:
             seeds = f"seed={','.join(map(str, cfg.seeds))}"

@@ -1,4 +1,4 @@
-"""Protocol of learners of other libraries, which a suite is given to beside an agent."""
+"""Protocol of learners of other libraries, which are compared with an agent on a suite."""
 
 from collections.abc import Callable
 from typing import Protocol

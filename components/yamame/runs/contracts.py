@@ -38,7 +38,7 @@ def choice_of(cfg: ReproduceConfig) -> Choice:
     if cfg.edition == "cpu":
         experiment = str(contract.cpu.experiment)
         memory = cfg.memory or contract.cpu.memory
-        # Of the default agent, an encoder has its default size.
+        # The default agent has encoders of their default sizes.
         chosen = [f"encoder={memory}", f"budget.cpu_s={contract.cpu.cpu_s:g}"]
     else:
         experiment = str(contract.experiment)
@@ -53,7 +53,7 @@ def choice_of(cfg: ReproduceConfig) -> Choice:
 def reported_scores(cfg: ReproduceConfig, run: Run) -> list[float]:
     """Measure every reported task, greedily and once each, with a run's last checkpoint.
 
-    The scores are kept in the directory of the run, so that a further call does not play again.
+    The scores are saved in the directory of the run, and later calls return them.
     """
     contract = cfg.contract
     num_tasks = cfg.num_tasks or contract.num_tasks

@@ -189,7 +189,7 @@ def evaluation_is_due(run: RunState) -> bool:
 
 @contextmanager
 def timed_evaluation(run: RunState) -> Iterator[None]:
-    """Evaluate within the block, which costs no budget without ``evaluation.in_budget``.
+    """Leave the block out of the budget if ``evaluation.in_budget`` is false.
 
     Call it on all ranks.
     """

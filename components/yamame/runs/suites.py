@@ -281,24 +281,22 @@ def table_of(
     return f"<!-- runs: {'; '.join(options)} -->\n\n{table}\n\n<!-- end of runs -->"
 
 
+def _of_task(runs: PlannedRuns, results: Sequence[ScoredRun]) -> list[ScoredRun]:
+    """Return the results of the task and the budget of some runs."""
+    key = (runs.name, runs.budget)
+    return [result for result in results if (result.task, result.budget) == key]
+
+
 def _best_of(runs: PlannedRuns, results: Sequence[ScoredRun]) -> str:
     """Format the best evaluations of a learner: mean, and standard deviation over seeds."""
-    values = []
-    for result in results:
-        is_of_them = (result.task, result.budget) == (runs.name, runs.budget)
-        if is_of_them and result.best is not None:
-            values.append(result.best)
+    values = [result.best for result in _of_task(runs, results) if result.best is not None]
     if len(values) > 1:
         return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
     return f"{values[0]:.3f}" if values else ""
 
 
 def _mean_score(runs: PlannedRuns, results: Sequence[ScoredRun]) -> str:
-    scores = []
-    for result in results:
-        is_of_them = (result.task, result.budget) == (runs.name, runs.budget)
-        if is_of_them and result.score is not None:
-            scores.append(result.score)
+    scores = [result.score for result in _of_task(runs, results) if result.score is not None]
     return f"{sum(scores) / len(scores):.3f}" if scores else ""
 
 
