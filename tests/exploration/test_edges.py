@@ -77,3 +77,8 @@ def test_impossible_settings_are_refused(name, value):
 def test_what_tells_the_horizon_must_be_there(key):
     with pytest.raises(ValueError, match=f"EdgeEpsilon: tensordict must hold '{key}'"):
         EdgeEpsilon(SPEC, anneal_steps=10)(rollouts().exclude(key))
+
+
+def test_an_action_that_is_no_tensordict_is_refused():
+    with pytest.raises(ValueError, match=r"EdgeEpsilon: tensordict must be a TensorDict"):
+        EdgeEpsilon(SPEC, anneal_steps=10)(torch.zeros(3))

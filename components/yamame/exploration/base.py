@@ -23,7 +23,14 @@ from torchrl.data import Categorical, TensorSpec
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from yamame.actions import ActionSpace
-from yamame.checks import ArgumentError, Bounds, PositiveInt, check_bounds, require
+from yamame.checks import (
+    ArgumentError,
+    Bounds,
+    PositiveInt,
+    check_bounds,
+    require,
+    require_tensordict,
+)
 
 Share = Annotated[float, Bounds(above=0, most=1)]
 """Share of a budget."""
@@ -149,6 +156,7 @@ class Exploration(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replace the action by the one to execute, and return ``tensordict``."""
+        require_tensordict(type(self).__name__, tensordict)
         if not self.enabled or exploration_type() not in (ExplorationType.RANDOM, None):
             return tensordict
         action = self._get(tensordict, self.action_key)
