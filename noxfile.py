@@ -35,7 +35,7 @@ LONG = (
     "test_docs.py::test_the_python_of_a_how_to_runs",
     "test_docs.py::test_the_settings_that_how_tos_name_are_there",
     "test_docs.py::test_the_settings_of_gymnasium_environments_are_there",
-    "test_docs.py::test_the_commands_of_a_page_compose", "test_thumbnails.py",
+    "test_pages.py::test_the_commands_of_a_page_compose", "test_thumbnails.py",
     "test_readme.py::test_the_script_of_the_readme_runs",
     "test_readme.py::test_the_script_that_trains_from_python_runs",
 )  # fmt: skip

@@ -6,7 +6,7 @@
 
 The environment is that of the agent, with AMAGO's names of observations; options of the environment
 and of evaluations are those of recipes/train.py. All sizes are read from the weights, activations,
-discount factors and the like from AMAGO's config.txt beside them, or from amago.gin.Class.argument.
+discount factors and the like from AMAGO's config.txt nearby, or from amago.gin.Class.argument.
 What cannot be imported is named in one line. Files are read, never executed.
 """
 

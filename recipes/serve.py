@@ -4,7 +4,7 @@
     yamame serve run=agents/mine port=0             # a free port, which is printed
     yamame serve run=zoo:cpu_tmaze max_sessions=20  # --help lists the limits
 
-POST /reset {"session": "a"} begins a session, /act {"session": "a", "observation": ...,
+POST /reset {"session": "a"} starts a session, /act {"session": "a", "observation": ...,
 "reward": 1.0, "done": false} returns the next action, /forget ends the session, and GET /health
 reports the agent. Ctrl-C and SIGTERM end the server.
 """

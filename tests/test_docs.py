@@ -281,27 +281,6 @@ def commands(page: Path) -> set[tuple[str, ...]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "fewest"),
-    [
-        ("index", 2),
-        ("install", 2),
-        ("commands", 20),
-        ("python", 0),
-        ("environments", 6),
-        ("scale", 6),
-    ],
-)
-def test_the_commands_of_a_page_compose(name, fewest):
-    found = commands(DOCS / f"{name}.md")
-    assert len(found) >= fewest
-    for recipe, *words in sorted(found):
-        assert (ROOT / "recipes" / f"{recipe}.py").is_file(), recipe
-        overrides = [f"suite={word}" if "=" not in word else word for word in words]
-        if recipe != "reproduce":  # which composes contracts by itself
-            yamame.compose(*overrides, recipe=recipe)
-
-
 def test_commands_that_repeat_scripts_of_amago_have_their_exploration_and_probabilities():
     wanted = ("experiment=frozenlake", "experiment=amago_defaults")
     found = [words for _, *words in commands(DOCS / "howto" / "migrate_from_amago.md")]

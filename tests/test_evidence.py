@@ -34,8 +34,8 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 """Part of a page whose numbers are no results of training, with their source: a command of the
-repository that prints them to anyone, a file that predicts them, a paper, or the file with admitted
-versions or constants."""
+repository that prints them to anyone, a file that predicts them, a paper, or the files with
+admitted versions or constants."""
 NUMBERS_OF_PROSE = (
     r"<!--.*?-->",
     r"\]\([^)]*\)",
@@ -47,6 +47,8 @@ NUMBERS_OF_PROSE = (
     r"\b(Python|torch|AMAGO|[Vv]ersion) \d+\.\d+( to \d+\.\d+)?",
 )
 """What has decimals that are no results: links, formulas, versions and addresses."""
+LEVELS = {"95"}
+"""Percentages of intervals."""
 TYPED = {"task", "metric", "mark"}
 
 
@@ -188,11 +190,29 @@ def untold_numbers(text: str) -> list[str]:
     rest = re.sub(r"`[^`]*`", lambda code: " " if re.search(r"[=(\[]", code[0]) else code[0], rest)
     for pattern in NUMBERS_OF_PROSE:
         rest = re.sub(pattern, " ", rest, flags=re.DOTALL)
-    return [
-        number
-        for number in re.findall(r"\d*\.\d+", rest)
-        if number not in re.findall(r"[\d.]+", tables)
-    ]
+    numbers = re.findall(r"\d*\.\d+|\d+(?= ?%)", rest)
+    known = {*re.findall(r"[\d.]+", tables), *LEVELS}
+    return [number for number in numbers if number not in known]
+
+
+def wrong_constants(text: str) -> list[str]:
+    """Decimal numbers and percentages of marked constants that are not in the named files."""
+    found = []
+    for block in BLOCK.finditer(text):
+        if block["kind"] != "constants":
+            continue
+        known = set()
+        for name in block["source"].split(", "):
+            file = ROOT / name
+            is_package = file.name == "__init__.py"
+            for part in file.parent.glob("*.py") if is_package else [file]:
+                numbers = re.findall(r"\d+\.?\d*(?:[eE][+-]?\d+)?", part.read_text())
+                known.update(map(float, numbers))
+        for number, percent in re.findall(r"(\d*\.\d+|\d+(?= ?%))( ?%)?", block["text"]):
+            value = round(float(number) / 100, 6) if percent else float(number)
+            if value not in known and not (percent and number in LEVELS):
+                found.append(f"{block['source']} has no {number}{percent}")
+    return found
 
 
 def unknown_sources(text: str) -> list[str]:
@@ -207,8 +227,10 @@ def unknown_sources(text: str) -> list[str]:
             known = bool(re.fullmatch(rf"{page}(, {page})*", source))
         else:
             words = source.split()
-            file = words[1] if words[0] == "python" else words[0]
-            known = (ROOT / file).is_file() and (words[0] == "python") == (kind == "printed")
+            is_command = words[0] == "python"
+            files = [words[1]] if is_command else source.split(", ")
+            known = all((ROOT / file.split()[0]).is_file() for file in files)
+            known = known and is_command == (kind == "printed")
         if not known:
             found.append(f"{kind}: {source}")
     return found
@@ -237,6 +259,7 @@ def test_every_number_in_the_prose_of_a_page_is_one_of_its_tables(name):
 def test_the_sources_of_marked_blocks_are_there(name):
     text = (ROOT / name).read_text()
     assert unknown_sources(text) == []
+    assert wrong_constants(text) == []
     assert text.count("<!-- end of ") == len(BLOCK.findall(text)) + len(MARKED.findall(text))
 
 
@@ -464,6 +487,8 @@ def test_a_number_that_was_changed_on_either_side_is_found(tmp_path, name, befor
         ("reach 0.900", "reach `0.910`"),
         ("reach 0.900", "print `success 0.910`"),
         ("reach 0.900", "reach 0.910"),
+        ("reach 0.900", "reach 91 %"),
+        ("reach 0.900", "reach 91%"),
         ("\n<!-- runs", "0.95 of all\n<!-- runs"),
     ],
 )
@@ -485,6 +510,15 @@ def test_a_number_in_a_block_needs_a_source_that_is_there():
         == []
     )
     assert len(unknown_sources("<!-- published: a paper -->\n0.63\n<!-- end of published -->")) == 1
+
+
+def test_a_constant_that_its_file_does_not_have_is_found():
+    block = "<!-- constants: conf/base.yaml, conf/train.yaml -->\n{}\n<!-- end of constants -->\n"
+    assert wrong_constants(block.format("Half (0.5), 50 % and `0.998`")) == []
+    for wrong in ("0.899", "51 %", "51%"):
+        assert len(wrong_constants(block.format(f"Half (0.5) and {wrong}"))) == 1
+    assert unknown_sources(block) == []
+    assert len(unknown_sources(block.replace("train", "nothing"))) == 1
 
 
 def test_rows_that_cannot_be_repeated_are_found(tmp_path):

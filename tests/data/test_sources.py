@@ -197,7 +197,7 @@ def test_a_rollout_in_random_order_or_cut_is_refused(tmp_path):
     ):
         torchrl(steps[:-2], format=shape)
     with pytest.raises(
-        ValueError, match=r"TensorDict: steps with is_init must be those where episodes begin"
+        ValueError, match=r"TensorDict: steps with is_init must be those where episodes start"
     ):
         torchrl(steps[2:], format=shape)
     mixed = torch.cat([steps[torch.randperm(29)], steps[-1:]]).exclude("is_init")
@@ -381,7 +381,7 @@ def test_goals_of_flat_files_need_what_was_achieved_last(tmp_path):
     np.savez(tmp_path / "flat.npz", **unknown)
     with pytest.raises(
         ValueError,
-        match="length of 'achieved' must be one more than the actions, or stand beside 'next",
+        match="length of 'achieved' must be one more than the actions, or come with 'next",
     ):
         npz(str(tmp_path / "flat.npz"), format=format)
 

@@ -39,7 +39,7 @@ WRONG = [
     (REWARDED | {"done": 1.0}, "done", "float64"),
     (REWARDED | {"done": [False]}, "done", "(1,)"),
     (REWARDED | {"trial_start": 2}, "trial_start", "int64"),
-    (REWARDED | {"sessions": ["b"]}, "sessions", "'b'; begin them with reset("),
+    (REWARDED | {"sessions": ["b"]}, "sessions", "'b'; start them with reset("),
     (REWARDED | {"sessions": "a"}, "sessions", "'a'"),
     (REWARDED | {"sessions": []}, "sessions", "[]"),
     (REWARDED | {"sessions": ["a", "a"]}, "sessions", "['a', 'a']"),
@@ -113,7 +113,7 @@ def test_a_session_that_has_ended_must_begin_again(agent):
     agent.reset(sessions=["a"])
     agent.forget(["a"])
     for call in (lambda: agent.forget(["a"]), lambda: agent.act(GOOD, sessions=["a"])):
-        with pytest.raises(ValueError, match=r"sessions must have begun, got 'a'"):
+        with pytest.raises(ValueError, match=r"sessions must have started, got 'a'"):
             call()
 
 

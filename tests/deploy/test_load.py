@@ -321,7 +321,7 @@ def test_classes_of_a_custom_package_need_trust(run, tmp_path, own_module, obser
     mine = yamame.load(run).save_pretrained(tmp_path / "mine")
     edited(mine, lambda config: config["config"]["encoder"].update(_target_="mylab.Own"))
     with pytest.raises(
-        UsageError, match=r"got 'mylab.Own'; a package of your own must be in trust=\[...\]"
+        UsageError, match=r"got 'mylab.Own'; a custom package must be in trust=\[...\]"
     ):
         yamame.load(mine)
     agent = yamame.load(mine, trust=["mylab."], greedy=True)

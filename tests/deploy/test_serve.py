@@ -195,7 +195,7 @@ LATER = GOOD | {"reward": 0.0}
 WRONG = [
     # Path, body, and a part of the error.
     ("/act", GOOD, "reward"),
-    ("/act", LATER | {"session": "b"}, "'b' must have begun"),
+    ("/act", LATER | {"session": "b"}, "'b' must have started"),
     ("/act", LATER | {"observation": {"goal": [[0, 0]] * 2}}, "'observation'"),
     ("/act", {"session": "a", "reward": 0.0}, "'observation'"),
     ("/act", LATER | {"reward": "1"}, "reward"),

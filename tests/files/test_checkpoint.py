@@ -246,7 +246,7 @@ def test_when_no_checkpoint_can_be_restored_none_is_touched(tmp_path):
         Checkpointer(tmp_path).read_config,
         lambda: Checkpointer(tmp_path).load({"net": None}),
     ):
-        with pytest.raises(UsageError, match="none before it is left: bring a checkpoint back"):
+        with pytest.raises(UsageError, match="none before it is left: restore a checkpoint"):
             read()
     assert sorted(tmp_path.iterdir()) == files
 

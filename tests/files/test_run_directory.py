@@ -164,6 +164,6 @@ def test_the_directory_itself_may_be_a_link_and_what_is_in_it_may_not(tmp_path):
     (tmp_path / "fast").mkdir()
     (first.path / "replay").symlink_to(tmp_path / "fast")
     for options in ({"resume": True}, {"resume": "auto"}, {"overwrite": True}):
-        with pytest.raises(UsageError, match=r"a/replay is refused: it is a link; .* run\.root="):
+        with pytest.raises(UsageError, match=r"a/replay is rejected: it is a link; .* run\.root="):
             RunDirectory.open(tmp_path / "runs", "a", **options)
     assert (tmp_path / "fast").is_dir()

@@ -197,8 +197,7 @@ def test_a_run_of_which_no_checkpoint_is_whole_is_refused_in_one_line_with_a_rem
     status, _, errors = play("train", tmp_path / "work", *finished.goes_on)
     assert (status, errors.count("\n")) == (2, 1)
     assert (
-        "none before it is left: bring a checkpoint back from a copy, or begin the run anew"
-        in errors
+        "none before it is left: restore a checkpoint from a copy, or start the run again" in errors
     )
     assert sorted((tmp_path / "work/runs/a/checkpoints").glob("*.pt")) == files
 
@@ -262,7 +261,7 @@ def test_a_run_whose_trajectories_are_damaged_is_refused_in_one_line_and_stays_a
     assert line.startswith("train: ")
     assert "replay" in line
     remedies = (
-        "back from a copy, or begin",
+        "from a copy, or start",
         "restore it, or start again",
         "be those of torch",
         "empty or hold",

@@ -277,5 +277,5 @@ def test_a_recipe_that_is_still_loading_leaves_nothing(tmp_path, name, status):
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (status, f"{name}: ended before the run began\n")
+    assert (done.returncode, done.stderr) == (status, f"{name}: ended before the run started\n")
     assert list(tmp_path.iterdir()) == []

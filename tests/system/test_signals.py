@@ -111,7 +111,7 @@ def script(body, number):
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_process_that_loads_ends_with_the_status_and_a_line(number):
-    line = f"{number.name}: ended before the run began\n"
+    line = f"{number.name}: ended before the run started\n"
     assert script("s.exit_while_loading(); send(); time.sleep(9)", number) == (EXIT_STATUS, line)
     assert script("send(); time.sleep(9)", number)[0] != EXIT_STATUS
 

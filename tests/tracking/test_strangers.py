@@ -76,13 +76,13 @@ def test_pipes_and_links_in_a_run_are_refused(stranger, tmp_path):
     (stranger / "mlflow.json").unlink()
     os.mkfifo(stranger / "mlflow.json")
     leave(stranger, {"tags": {"a": "b"}})
-    with pytest.raises(UsageError, match=r"mlflow\.json is refused: it is a pipe"):
+    with pytest.raises(UsageError, match=r"mlflow\.json is rejected: it is a pipe"):
         send_rest(stranger)
     (stranger / "mlflow.json").unlink()
     (victim := tmp_path / "thesis").mkdir()
     (victim / "thesis.tex").touch()
     (stranger / ".former").symlink_to(victim)
-    with pytest.raises(UsageError, match=r"\.former is refused: it is a link; remove it"):
+    with pytest.raises(UsageError, match=r"\.former is rejected: it is a link; remove it"):
         send_rest(stranger)
     assert (victim / "thesis.tex").exists()
 

@@ -240,7 +240,7 @@ def _explain_key(key: str, line: CommandLine) -> str:
         return f"{key}: no such key, did you mean {name}={choice}?"
     # Free data accepts any key, but Hydra requires a plus for a new one.
     if parent.endswith("settings") or key.startswith("callbacks."):
-        return f"{key}: no such key; a new one begins with a plus, as +{key}=...{got}"
+        return f"{key}: no such key; a new one starts with a plus, as +{key}=...{got}"
     # A key that another choice has is no typing error.
     hint = _elsewhere(line, key) or closest_of(key, known)
     return f"{key}: no such key{hint}{_siblings(key, known)}{got}"

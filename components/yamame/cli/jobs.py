@@ -227,7 +227,7 @@ def _claim_directory(path: Path, label: str, owners: dict[Path, str]) -> None:
     other = owners.setdefault(path, label)
     if other != label:
         raise UsageError(
-            f"run.name: the jobs of a sweep must have directories of their own, {other} and "
+            f"run.name: the jobs of a sweep must have separate directories, {other} and "
             f"{label} share {path}; leave run.name out, or let it name what differs, as "
             "run.name='mine-${seed}'"
         )

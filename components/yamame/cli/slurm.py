@@ -32,7 +32,7 @@ def request_gpus(cfg: DictConfig, devices: Collection[str] = ()) -> None:
     own = str(OmegaConf.select(cfg, "device", default="cpu"))
     for device in sorted({own, *devices}):
         if device.startswith("cuda:"):
-            raise UsageError(f"device: must be cuda in jobs with a GPU of their own, got {device}")
+            raise UsageError(f"device: must be cuda in jobs with one GPU each, got {device}")
     if "cuda" in {own, *devices}:
         with open_dict(launcher):
             launcher.gpus_per_node = 1
@@ -51,7 +51,7 @@ def check_requeued(cfg: DictConfig) -> None:
     if "signal_delay_s" not in launcher:
         return
     replaces = bool(OmegaConf.select(cfg, "run.overwrite", default=False))
-    condition = "be false with launcher=slurm, whose jobs would begin anew when they are requeued"
+    condition = "be false with launcher=slurm, whose jobs would start again when they are requeued"
     remedy = "delete the former runs, or set run.root"
     require_setting("run.overwrite", replaces, not replaces, condition, remedy=remedy)
     delay, minutes = launcher.signal_delay_s, launcher.timeout_min

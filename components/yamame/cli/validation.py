@@ -374,7 +374,7 @@ def describe(hint: Any, value: Any = None) -> str:
         text = _describe_member(member)
         # These rules go without saying, so they are mentioned only where they are broken.
         if text == _WORDS[str] and value == "None":
-            text += " (null stands for None)"
+            text += " (null means None)"
         elif text == _WORDS[str] and isinstance(value, str):
             text += " of printable characters"
         elif text.startswith(_WORDS[int]) and _is_too_large(value):

@@ -212,7 +212,7 @@ class TrajectoryFormat:
         self._reported.add(key)
         print_stderr(
             f"data: {message}; such values are kept and not reported again (env.bounds=clip makes "
-            "them the bounds, env.bounds=raise refuses them)"
+            "them the bounds, env.bounds=raise rejects them)"
         )
 
     def read_action(self, values: Tensor | Any, name: str, *, indices: bool | None) -> Tensor:
@@ -310,7 +310,7 @@ class TrajectoryFormat:
         if starts is not None:
             expected = torch.cat([torch.ones_like(ends[:1]), ends[:-1]])
             wrong = (starts.reshape(-1) != expected).nonzero().flatten().tolist()
-            condition = "be those where episodes begin"
+            condition = "be those where episodes start"
             require(name, "steps with is_init", wrong[:3], not wrong, condition)
 
         for key in self.observed:

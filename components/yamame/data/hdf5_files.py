@@ -118,7 +118,7 @@ class _Reader:
             link = group.get(key, getlink=True)
             is_hard = isinstance(link, self._h5py.HardLink)
             target = getattr(link, "filename", getattr(link, "path", None))
-            remedy = "copy what it stands for"
+            remedy = "copy its target"
             condition = "be an array or a group, not a link"
             require(self._name, label, f"a link to {target}", is_hard, condition, remedy=remedy)
 

@@ -161,7 +161,7 @@ def rollout(
     # A terminated episode may have ended by achieving its goal at the unknown timestep.
     is_known = "achieved" not in unknown or not bool(terminated.any())
     condition = (
-        "be one more than the actions, or stand beside 'next_achieved': what was achieved last is "
+        "be one more than the actions, or come with 'next_achieved': what was achieved last is "
         "not known"
     )
     require(name, "length of 'achieved'", num_steps, is_known, condition)

@@ -263,8 +263,8 @@ class DeployedAgent:
         names = read_names(sessions)
         for name in names:
             has_begun = name in self._sessions.rows
-            remedy = "begin them with reset(sessions=[...])"
-            require("DeployedAgent", "sessions", name, has_begun, "have begun", remedy=remedy)
+            remedy = "start them with reset(sessions=[...])"
+            require("DeployedAgent", "sessions", name, has_begun, "have started", remedy=remedy)
         return names
 
     def read_observation(self, observation: Any, *, num: int | None = None) -> TensorDictBase:

@@ -171,8 +171,8 @@ class Service:
         if session not in self._used:
             raise RequestError(
                 400,
-                f"session {session!r} must have begun, it has not or has ended; POST /reset begins "
-                f"it, and it ends after {self._session_timeout:g} seconds without a request",
+                f"session {session!r} must have started, it has not or has ended; POST /reset "
+                f"starts it, and it ends after {self._session_timeout:g} seconds without a request",
             )
         if path == "/forget":
             self._end(session)

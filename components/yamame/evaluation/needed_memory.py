@@ -126,8 +126,8 @@ class NeededMemory:
             return "not settled: no window is ahead of a random policy beyond chance"
         if self.at_most is not None:
             needed = _describe_range(1, self.at_most)
-            return f"not settled: {needed} may be needed; more seeds may tell"
-        return "not settled: the differences are within the noise; more seeds may tell"
+            return f"not settled: {needed} may be needed; more seeds may settle it"
+        return "not settled: the differences are within the noise; more seeds may settle it"
 
 
 def distinct_windows(

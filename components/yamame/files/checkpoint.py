@@ -79,10 +79,10 @@ _COMPONENTS = {
 # The last bytes of a file: the CRC-32 of everything before them.
 _SUM = b"yamame crc32 %08x"
 _CHUNK = 2**20
-_REMEDY = "bring a checkpoint back from a copy, or begin the run anew"
+_REMEDY = "restore a checkpoint from a copy, or start the run again"
 _REMEDY_OF_INTACT = (
     "the file is intact: restore the code and the settings that it was saved with, "
-    "or begin the run anew"
+    "or start the run again"
 )
 
 

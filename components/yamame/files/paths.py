@@ -47,9 +47,9 @@ class UnsafePathError(UsageError):
         self,
         path: str | Path,
         reason: str,
-        remedy: str = "remove it, or copy the files that it stands for",
+        remedy: str = "remove it, or copy the files that it refers to",
     ) -> None:
-        super().__init__(f"{path} is refused: {reason}", remedy=remedy)
+        super().__init__(f"{path} is rejected: {reason}", remedy=remedy)
         self.path = Path(path)
         self.reason = reason
 
@@ -127,7 +127,7 @@ def _require_content(path: str | Path, status: os.stat_result, descriptor: int) 
     # Some file systems do not count blocks; those that know no holes find one at the end alone.
     if os.lseek(descriptor, 0, os.SEEK_HOLE) < status.st_size:
         reason = f"its size is {status.st_size} bytes, the disk holds {stored}"
-        raise UnsafePathError(path, reason, "bring it back from a copy")
+        raise UnsafePathError(path, reason, "restore it from a copy")
     os.lseek(descriptor, 0, os.SEEK_SET)
 
 
@@ -146,7 +146,7 @@ def read_regular(path: str | Path, *, most: int | None = None) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
             reason = f"it has {size} bytes, at most {most} are read"
-            raise UnsafePathError(path, reason, "bring it back from a copy")
+            raise UnsafePathError(path, reason, "restore it from a copy")
         return file.read()
 
 

@@ -140,7 +140,7 @@ def checked_path(
     root: str | Path, name: str, *, resume: bool | Literal["auto"], overwrite: bool
 ) -> Path:
     """Return the path of a run after the checks of `RunDirectory.open` that need no writing."""
-    condition = "be 1 to 128 letters, digits or . _ = , + - and begin with a letter or digit"
+    condition = "be 1 to 128 letters, digits or . _ = , + - and start with a letter or digit"
     require_setting("run.name", name, bool(_NAME.fullmatch(name)), condition)
     given = "auto" if resume == "auto" else "true"
     condition = f"be false with resume={given}"
@@ -173,8 +173,8 @@ def check_run(path: Path) -> None:
     except UnsafePathError as error:
         error.key = "run.name"
         error.remedy = (
-            "remove it, or copy there what it stands for; run.root=<folder> keeps whole runs on "
-            "another disk"
+            "remove it, or replace it by a copy of its target; run.root=<folder> keeps whole runs "
+            "on another disk"
         )
         raise
 
@@ -192,7 +192,7 @@ def check_folder(path: str | Path, key: str) -> None:
     given = str(path)
     # Most likely a misplaced option of the command line.
     is_option = given.startswith("-")
-    require_setting(key, given, not is_option, "be a directory and not begin with a dash")
+    require_setting(key, given, not is_option, "be a directory and not start with a dash")
     existing = Path(path).absolute()
     while not existing.exists():
         existing = existing.parent

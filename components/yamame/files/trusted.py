@@ -144,7 +144,7 @@ class UntrustedError(SettingError):
         *,
         packages: Iterable[str],
         trust: Iterable[str] = (),
-        hint: str = "a package of your own must be in trust=[...]",
+        hint: str = "a custom package must be in trust=[...]",
     ) -> None:
         self.packages = tuple(dict.fromkeys([*trust, *packages]))
         self.hint = hint

@@ -120,7 +120,7 @@ class SequenceLoss(LossModule):
         if keys.is_init == "is_init":
             has_starts = "is_init" in held
             names = sorted(map(str, tensordict.keys()))
-            remedy = f"it marks where an episode begins: {INIT_REMEDY}"
+            remedy = f"it marks where an episode starts: {INIT_REMEDY}"
             require(owner, "the batch", names, has_starts, "hold 'is_init'", remedy=remedy)
         done = tensordict.get(("next", "done"), None)
         if done is not None and done.is_cpu:
@@ -351,7 +351,7 @@ class SequenceActorCriticLoss(SequenceLoss):
         keys = self.tensor_keys
         is_separate = keys.critic_context in encoded.keys(True)
         negation = "not " if is_separate else ""
-        names = f"{keys.critic_context!r} for the critics beside {keys.context!r}"
+        names = f"{keys.critic_context!r} for the critics in addition to {keys.context!r}"
         require(
             type(self).__name__,
             "encoder",

@@ -143,7 +143,7 @@ def read_page(page: Path) -> str:
         raise UsageError(f"{page} has no marked table", key="tables", remedy=remedy)
     if begins != ends:
         message = f"{page} has {begins} '{_BEGIN} ... -->' and {ends} '{_END}'"
-        remedy = "end each table" if begins > ends else "begin each table"
+        remedy = "end each table" if begins > ends else "start each table"
         raise UsageError(message, key="tables", remedy=remedy)
     if len(MARKED.findall(text)) != begins:
         message = f"{page} has a marker that is out of place"

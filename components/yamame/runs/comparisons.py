@@ -147,7 +147,7 @@ def compared_run(cfg: AnyConfig, name: str, node: Node) -> dict[str, Any]:
         if known.get("settings") == settings:
             return known
 
-    print_stderr(f"{folder.name}: begins")
+    print_stderr(f"{folder.name}: starts")
     generators = GlobalRNGState()
     former = generators.state_dict()
     try:

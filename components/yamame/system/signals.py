@@ -163,4 +163,4 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _print_not_begun(number: signal.Signals) -> None:
     # Not by print: a signal may have interrupted another print.
-    os.write(2, f"{number.name}: ended before the run began\n".encode())
+    os.write(2, f"{number.name}: ended before the run started\n".encode())

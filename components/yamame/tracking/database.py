@@ -66,7 +66,7 @@ def database_of(tracking_uri: str) -> Path | None:
     name = unquote(name)
     # SQLite would open what follows, with options of its own.
     if name.startswith("file:"):
-        raise ForeignDatabaseError(tracking_uri, "it begins with 'file:'", "name the file alone")
+        raise ForeignDatabaseError(tracking_uri, "it starts with 'file:'", "name the file alone")
     return Path(name)
 
 
@@ -274,7 +274,7 @@ def _check_revision(uri: str, revision: str | None) -> None:
             uri,
             f"it was written by another version of MLflow, its tables have the revision {revision} "
             f"and MLflow {version_of('mlflow')} needs {expected}",
-            "copy the file, then bring it to this version with: mlflow db upgrade " + uri,
+            "copy the file, then upgrade it with: mlflow db upgrade " + uri,
         )
 
 

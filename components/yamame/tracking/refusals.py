@@ -106,4 +106,4 @@ class Refusals:
         # A metric is refused at each of its steps.
         if name not in self._reported:
             self._reported.add(name)
-            print_stderr(f"MLflow refuses {name}, it is kept in {self._path}: {reason}")
+            print_stderr(f"MLflow rejects {name}, it is kept in {self._path}: {reason}")

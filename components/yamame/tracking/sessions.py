@@ -43,7 +43,7 @@ def note_session(
         write_json(directory / SESSIONS_FILE, {"sessions": sessions})
 
     if {} in sessions:
-        return "unknown settings: an earlier version began the run and did not record them"
+        return "unknown settings: an earlier version started the run and did not record them"
 
     names: set[str] = set()
     for each in sessions:

@@ -202,11 +202,11 @@ def _compare_places(owner: str, present: list[_Place], former: list[_Place]) -> 
         has_moved = old.name in names or new.name in place_before
         if new.name != old.name and has_moved:
             raise StateMismatchError(
-                f"{owner}: {new.name} stands where {old.name} stood when the state was saved",
+                f"{owner}: {new.name} is in the place that {old.name} had when the state was saved",
                 remedy=_remedy(of_roles=False),
             )
 
 
 def _remedy(*, of_roles: bool) -> str:
     restored = "parameter_roles (or optimizer.smallest)" if of_roles else "network"
-    return f"restore the former {restored} to continue, or begin a new run"
+    return f"restore the former {restored} to continue, or start a new run"

@@ -348,7 +348,7 @@ def check_step_layout(
                 reason = "that holds the outcomes of its steps (in 'next')"
             elif is_first and (is_nested or has_outcome) and not bool(is_init.all()):
                 reason = "that begins within episodes (is_init)"
-                remedy += ", or call reset_memory() to let envs begin here with an empty memory"
+                remedy += ", or call reset_memory() to let envs start here with an empty memory"
             elif is_other and not bool(is_init.all()):
                 assert last is not None
                 reason = f"after steps of {list(last.shape)} envs"

@@ -368,6 +368,6 @@ def _actions(
         return "bits", num_actions
     raise UsageError(
         f"{source}: the policy must be Discrete, TanhGaussian, Beta or Multibinary: it has "
-        f"{params} parameters for an action, and critics that read {read} numbers beside the "
-        "context"
+        f"{params} parameters for an action, and critics that read {read} numbers in addition "
+        "to the context"
     )

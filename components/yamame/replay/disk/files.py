@@ -54,7 +54,7 @@ DTYPES = {
     if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
 }
 """Dtypes by name, without those of quantized numbers."""
-REMEDY = "bring the folder back from a copy, or begin a new run"
+REMEDY = "restore the folder from a copy, or start a new run"
 Manifest = dict[str, Any]
 MOST_PARTS = 2**14
 """Ranges of held trajectories; each has two files of its own."""
