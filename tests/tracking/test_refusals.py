@@ -121,7 +121,7 @@ def test_one_refused_entry_is_kept_aside_and_all_others_are_stored(
     assert {json.dumps(entry["metrics"]) for entry in metrics} == {'{"goal//x": 1.0}'}
     err = capfd.readouterr().err
     for name in ("a//b", "t//", "goal//x"):
-        assert sum(repr(name) in line and "refuses" in line for line in err.splitlines()) == 1
+        assert sum(repr(name) in line and "rejects" in line for line in err.splitlines()) == 1
 
 
 def test_a_deleted_run_gives_nothing_up(begin, tmp_path):
