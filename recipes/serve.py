@@ -16,7 +16,7 @@ if __name__ == "__main__":
     from yamame.cli.front import check_command_line
 
     # Prints help and usage errors before torch is imported.
-    check_command_line("serve", without_sweeps="a server goes on until it is stopped")
+    check_command_line("serve", without_sweeps="a server runs until it is stopped")
 
 # isort: split
 from yamame.checks import at_source
@@ -48,7 +48,7 @@ def serve(cfg: ServeConfig) -> None:
     print(server.address, flush=True)
     print_stderr(f"serve: {cfg.run} answers until Ctrl-C")
     received = server.serve_until_signal()
-    print_stderr(f"serve: ended by {received.name}, {service.num_sessions} sessions were going on")
+    print_stderr(f"serve: ended by {received.name}, {service.num_sessions} sessions were open")
 
 
 def load_agent(cfg: ServeConfig) -> DeployedAgent:

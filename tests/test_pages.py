@@ -271,3 +271,20 @@ def test_python_of_a_page_can_be_parsed(page):
     for language, block in CODE.findall(page.read_text()):
         if language == "py":
             compile(block, page.name, "exec")
+
+
+WIDE = {"docs/benchmarks.md", "docs/leaderboard.md"}
+"""Pages of results, which are read on a wide screen."""
+
+
+def wide_tables(text: str) -> list[str]:
+    """First lines of tables with more than four columns, which a phone cannot show."""
+    tables = re.findall(r"^(\|[^\n]*)\n\|[-| ]+\|$", CODE.sub("", text), re.MULTILINE)
+    return [head for head in tables if re.sub(r"`[^`]*`", "", head).count("|") > 5]
+
+
+def test_tables_have_at_most_four_columns():
+    wrong = {page_name(page): wide_tables(page.read_text()) for page in PAGES}
+    assert {name for name, tables in wrong.items() if tables} == WIDE
+    assert len(wide_tables("| a | b | c | d | e |\n|---|---|---|---|---|\n| 1 |\n")) == 1
+    assert wide_tables("| a | b | c | `d | e` |\n| --- | --- | --- | --- |\n") == []

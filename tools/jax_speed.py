@@ -33,7 +33,7 @@ GAMES = (
     "craftax:Craftax-Classic-Symbolic-v1",
     "popgym_arcade:SkittlesEasy",
 )
-HEADER = ("`env.id=`", "observation", "actions", "horizon")
+HEADER = ("`env.id=`", "observation; actions; horizon", "first")
 
 
 def main() -> None:
@@ -51,8 +51,8 @@ def main() -> None:
     # What an earlier measurement has compiled would be free.
     with tempfile.TemporaryDirectory() as folder:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
-        counts = [f"steps/s of {count:,}" for count in options.num_envs]
-        titles = (*HEADER, "first", *counts)
+        counts = "; ".join(f"{count:,}" for count in options.num_envs)
+        titles = (*HEADER, f"steps/s of {counts}")
         print("| " + " | ".join(titles) + " |\n" + "|---" * len(titles) + "|")
         for id in options.ids or installed():
             try:
@@ -70,7 +70,7 @@ def installed() -> list[str]:
 def measured(id: str, options: argparse.Namespace) -> list[str]:
     """Return the cells of one game."""
     cells: list[str] = []
-    first = ""
+    speeds: list[str] = []
     for num_envs in options.num_envs:
         start = time.process_time()
         env = JaxEnv(id=id, num_envs=num_envs)
@@ -78,15 +78,14 @@ def measured(id: str, options: argparse.Namespace) -> list[str]:
         step(env, current)
         spent = time.process_time() - start
         if not cells:
-            cells = [f"`{id}`", *entries(env.spaces), str(env.time_limit or "")]
-            first = f"{spent:.0f} s"
-            cells.append(first)
-        cells.append(f"{speed(env, current, options.seconds):,.0f}")
+            game = "; ".join([*entries(env.spaces), str(env.time_limit or "-")])
+            cells = [f"`{id}`", game, f"{spent:.0f} s"]
+        speeds.append(f"{speed(env, current, options.seconds):,.0f}")
         if spent > options.limit:
             # More environments would take longer still.
-            cells += ["slow"] * (len(options.num_envs) - len(cells) + 5)
+            speeds.append("slow")
             break
-    return cells
+    return [*cells, "; ".join(speeds)]
 
 
 def step(env: EnvBase, current: list) -> None:

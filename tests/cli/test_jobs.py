@@ -160,7 +160,7 @@ def test_a_sweep_that_is_interrupted_tells_which_jobs_were_not_begun_and_how_it_
         "4    not begun  seed=2 size=2",
         "5    not begun  seed=2 size=3",
     ]
-    assert lines[-1] == "next: the same command (runs go on unless run.overwrite=true)"
+    assert lines[-1] == "next: the same command (runs continue unless run.overwrite=true)"
     # Each job is announced, with its place among those that are planned.
     announced = [line for line in lines if " of 6): " in line]
     assert announced == [
@@ -178,7 +178,7 @@ def test_a_sweep_that_is_interrupted_in_its_last_job_goes_on_by_the_same_command
     _, out, _ = sweep(interrupted, "-m", "seed=0,1")
     assert out.splitlines()[-2:] == [
         "1    stopped  seed=1",
-        "next: the same command (runs go on unless run.overwrite=true)",
+        "next: the same command (runs continue unless run.overwrite=true)",
     ]
 
 

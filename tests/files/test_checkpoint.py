@@ -214,8 +214,8 @@ def test_the_last_one_that_can_be_restored_is_loaded_and_those_after_it_are_told
     assert again.load({"net": None}).step == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line.rpartition("; ")[2] for line in lines] == [
-        "going on from step-000000000001.pt",
-        "going on from step-000000000000.pt",
+        "continuing from step-000000000001.pt",
+        "continuing from step-000000000000.pt",
     ]
     assert again.last == again.best == files[0]
     assert sorted(path.name for path in tmp_path.glob("damaged-*")) == [

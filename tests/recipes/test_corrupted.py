@@ -15,7 +15,7 @@ import torch
 from yamame.checks import UsageError
 from yamame.runs.trained import load_trained
 
-TOLD = ("it is set aside", "it is written anew at the end", ".pt")
+TOLD = ("it is set aside", "it is written again at the end", ".pt")
 KINDS = (
     "checkpoints/*.pt",
     "replay/*.steps",
@@ -182,7 +182,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     (line,) = without_advice(errors)
     assert status == 0
     assert str(newest.relative_to(tmp_path / "work")) in line
-    assert line.endswith(f"; going on from {before.name}")
+    assert line.endswith(f"; continuing from {before.name}")
     assert differing(finished.expected, components(tmp_path / "work/runs/a")) == []
     assert newest.with_name(f"damaged-{newest.name}").exists()
 
@@ -257,7 +257,7 @@ def test_a_run_whose_trajectories_are_damaged_is_refused_in_one_line_and_stays_a
     status, _, errors = play("train", tmp_path / "work", *finished.goes_on)
     *fallen, line = errors.splitlines()
     assert status == 2
-    assert all("going on from" in one for one in fallen)
+    assert all("continuing from" in one for one in fallen)
     assert line.startswith("train: ")
     assert "replay" in line
     remedies = (

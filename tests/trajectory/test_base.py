@@ -231,7 +231,7 @@ def test_another_number_of_envs_is_refused_unless_all_of_them_start(name: str) -
     mixed = rows(3, start=True)
     mixed["is_init"][1] = False
     with pytest.raises(
-        ValueError, match=r"the number of envs must stay 2 until all of them start afresh .* got 3"
+        ValueError, match=r"the number of envs must stay 2 until all .* start an episode .* got 3"
     ):
         encoder(mixed)
     assert (encoder.memory == before).all()

@@ -46,7 +46,7 @@ def check_encoder(encoder: Any, in_features: int) -> None:
 
     shape = list(context.shape)
     expected = [1, encoder.out_features]
-    condition = f"return a context {expected} for one env from {name}.step, as its out_features say"
+    condition = f"return a context {expected} for one env from {name}.step, as in its out_features"
     require("InContextAgent", "trajectory_encoder", shape, shape == expected, condition)
 
 

@@ -408,7 +408,7 @@ def _print_table(
 
     outcomes = {row[1] for row in rows}
     if outcomes & {"not begun", "stopped"}:
-        print_stdout("next: the same command (runs go on unless run.overwrite=true)")
+        print_stdout("next: the same command (runs continue unless run.overwrite=true)")
     elif outcomes & {"ran", "resumed", "done"}:
         for command in reports:
             print_stdout(f"next: {command}")

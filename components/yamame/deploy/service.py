@@ -202,7 +202,7 @@ class Service:
     def _begin(self, session: str | int) -> None:
         if session not in self._used and len(self._used) >= self._max_sessions:
             raise RequestError(
-                503, f"max_sessions={self._max_sessions} are going on; end one with POST /forget"
+                503, f"max_sessions={self._max_sessions} are open; end one with POST /forget"
             )
         self.agent.reset([session])
         self._use(session)

@@ -260,7 +260,7 @@ class Checkpointer:
             worst.remedy = f"none before it is left: {remedy}"
             raise worst
         for failure, before in zip(failures, files[1:], strict=False):
-            print_stderr(f"{failure}; going on from {before.name}")
+            print_stderr(f"{failure}; continuing from {before.name}")
         for damaged in files[: files.index(path)]:
             damaged.rename(damaged.with_name(f"damaged-{damaged.name}"))
         return loaded

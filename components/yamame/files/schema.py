@@ -249,7 +249,7 @@ def check_archive(file: IO[bytes]) -> None:
         raise SchemaError(f"its members must fit into {size} bytes, they have {total}")
     # Python looks for the list of members before the end record, PyTorch where this record says.
     if _list_offset(file, size) != start:
-        raise SchemaError("its list of members must lie where the archive says, it does not")
+        raise SchemaError("its list of members must be at the offset in the archive, it is not")
 
 
 def _list_offset(file: IO[bytes], size: int) -> int:

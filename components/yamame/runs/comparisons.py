@@ -157,7 +157,7 @@ def compared_run(cfg: AnyConfig, name: str, node: Node) -> dict[str, Any]:
     finally:
         generators.load_state_dict(former)  # a learner may seed them
     if not task.is_over:
-        message = "learn() must go on until goes_on() returns False, got an earlier end"
+        message = "learn() must continue until goes_on() returns False, got an earlier end"
         raise UsageError(message, key=f"compare.{name}")
 
     counts = {"env_steps": task.env_steps, "updates": task.updates}

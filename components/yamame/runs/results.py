@@ -153,7 +153,7 @@ def read_summary(run: RunState) -> dict[str, Any]:
     try:
         return read_json(path) if path.exists() else {}
     except UsageError as error:
-        print_stderr(f"{error}; it is written anew at the end")
+        print_stderr(f"{error}; it is written again at the end")
         return {}
 
 
