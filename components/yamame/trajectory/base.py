@@ -451,9 +451,9 @@ class TrajectoryEncoder(TensorDictModuleBase):
         # Without entries there is nothing to lose.
         if not memory.is_empty() and not is_init.all():
             raise ValueError(
-                f"{type(self).__name__}: the number of envs must stay {len(memory)} until all of"
-                f" them start an episode (is_init), got {num_envs}; act inside separate_memory() for"
-                " a second stream, or keep one memory per stream and call step()"
+                f"{type(self).__name__}: the number of envs must stay {len(memory)} until all of "
+                f"them start an episode (is_init), got {num_envs}; act inside separate_memory() "
+                "for a second stream, or keep one memory per stream and call step()"
             )
         self.memory = self.init_memory(num_envs, device=device)
 
