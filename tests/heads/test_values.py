@@ -114,7 +114,7 @@ def test_rescaled_critics_keep_their_returns_without_scale_and_shift(scale):
 
 
 @pytest.mark.parametrize(
-    "popart, critic",
+    ("popart", "critic"),
     [
         (PopArt(G, rescale_critics=False), make_critics()[0]),
         (PopArt(G, enabled=False), make_critics()[0]),

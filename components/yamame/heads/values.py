@@ -188,11 +188,11 @@ class PopArt(ValueRepresentation):
     @torch.no_grad()
     def rescale(self, critics: Sequence[nn.Module]) -> None:
         """Move ``w`` and ``b`` into the critics if all of them have ``rescale_outputs``."""
-        can_rescale = all(hasattr(critic, "rescale_outputs") for critic in critics)
-        if not (self.enabled and self.rescale_critics and critics and can_rescale):
+        methods = [getattr(critic, "rescale_outputs", None) for critic in critics]
+        if not (self.enabled and self.rescale_critics) or None in methods:
             return
-        for critic in critics:
-            critic.rescale_outputs(self.scale, self.shift)
+        for rescale_outputs in methods:
+            rescale_outputs(self.scale, self.shift)
         self.scale.fill_(1.0)
         self.shift.fill_(0.0)
 
