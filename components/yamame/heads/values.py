@@ -7,7 +7,7 @@ outputs and targets broadcast, so that one set of targets serves an ensemble.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,14 @@ ValueRule = Literal["mean_bin", "mean_return"]
 VALUE_RULES: tuple[ValueRule, ...] = get_args(ValueRule)
 """Rules, in the order of their numbers in a ``state_dict``."""
 Decay = Annotated[float, Bounds(above=0, most=1)]
+
+
+@runtime_checkable
+class RescalableCritic(Protocol):
+    """Critic whose raw values can be scaled and shifted in its last layer."""
+
+    def rescale_outputs(self, scale: Tensor, shift: Tensor) -> None:
+        """Change the parameters such that raw values ``y`` become ``scale y + shift``, [G] each."""
 
 
 class ValueRepresentation(nn.Module, ABC):
@@ -188,11 +196,11 @@ class PopArt(ValueRepresentation):
     @torch.no_grad()
     def rescale(self, critics: Sequence[nn.Module]) -> None:
         """Move ``w`` and ``b`` into the critics if all of them have ``rescale_outputs``."""
-        methods = [getattr(critic, "rescale_outputs", None) for critic in critics]
-        if not (self.enabled and self.rescale_critics) or None in methods:
+        rescalable = [critic for critic in critics if isinstance(critic, RescalableCritic)]
+        if not (self.enabled and self.rescale_critics) or len(rescalable) < len(critics):
             return
-        for rescale_outputs in methods:
-            rescale_outputs(self.scale, self.shift)
+        for critic in rescalable:
+            critic.rescale_outputs(self.scale, self.shift)
         self.scale.fill_(1.0)
         self.shift.fill_(0.0)
 
