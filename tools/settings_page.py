@@ -26,8 +26,8 @@ Look up the keys of every recipe's configuration, with their values and meaning.
 the selected classes. Those arguments, below a `_target_` such as `encoder.d_model`, are described
 in the [API](api/index.md). Defaults are in the YAML files in [conf/](../conf).
 
-Select a class by its group, such as `encoder=gru`. `null` means no value. If a key or value is
-wrong, the command ends before anything is written and reports each mistake.
+Select a class by its group, such as `encoder=gru`. `null` means no value. If the command line is
+wrong, the first unknown key, or else every wrong value, is reported before anything is written.
 """
 SHARED: dict[str, tuple[str, type[Config]]] = {
     "Recipes that train": (
