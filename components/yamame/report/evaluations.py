@@ -219,17 +219,22 @@ def print_tables(
 
 
 def _split_shared(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Split rows into the values that are the same in several rows, and the rest.
+    """Split rows into the values that are the same in all rows, and the rest.
 
     A table of all columns is too wide for a terminal.
 
     >>> _split_shared([{"run": "a", "gamma": 0.9}, {"run": "a", "gamma": 0.99}])
     ({'run': 'a'}, [{'gamma': 0.9}, {'gamma': 0.99}])
+
+    The table of a single row is narrowed as well.
+
+    >>> _split_shared([{"run": "a", "success": "1 [0.9, 1]"}])
+    ({'run': 'a'}, [{'success': '1 [0.9, 1]'}])
     """
     shared: dict[str, Any] = {}
     for name, value in rows[0].items():
         is_shared = all(name in row and row[name] == value for row in rows)
-        if len(rows) > 1 and is_shared and name in _SHARED:
+        if is_shared and name in _SHARED:
             shared[name] = value
     rest = []
     for row in rows:
