@@ -68,7 +68,7 @@ CHOICES = (
     "env=tmaze encoder=hf",
     "env=xland encoder=gru",
     "env=tmaze encoder=mingru",
-    "env=tmaze encoder=mlstm",
+    "env=tmaze encoder=mlstm agent/returns=popart_amago",
     "env=bandits encoder=lru",
     "env=tmaze encoder=ffm",
 )
