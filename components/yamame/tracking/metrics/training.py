@@ -201,7 +201,7 @@ TRAINING: tuple[Metric, ...] = (
         _RUN,
         "Updates that were skipped because the loss or a gradient was NaN or infinite. Absent if "
         "there are none.",
-        "Absent. Three in a row end the run.",
+        "Absent. Three in a row, or half of the last 100, end the run.",
     ),
     Metric(
         "train/loss_objective",
