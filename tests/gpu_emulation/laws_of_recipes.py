@@ -68,7 +68,7 @@ CHOICES = (
     "env=tmaze encoder=hf",
     "env=xland encoder=gru",
     "env=tmaze encoder=mingru",
-    "env=tmaze encoder=mlstm agent/returns=popart_amago",
+    "env=tmaze encoder=mlstm",
     "env=bandits encoder=lru",
     "env=tmaze encoder=ffm",
 )

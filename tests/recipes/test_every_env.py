@@ -12,7 +12,7 @@ RUNS = [
     "env=bandits env.time_limit=9 trials=none encoder=memo exploration=none evaluation.num_envs=3",
     "env=bandits env.time_limit=9 encoder=transformer_deep agent=amago_paper",
     "env=bandits env.time_limit=9 encoder=ffm",
-    "env=bandits env.time_limit=9 encoder=mingru agent/returns=popart_amago",
+    "env=bandits env.time_limit=9 encoder=mingru",
     "env=dark_key_to_door env.time_limit=9 encoder=rsm "
     "agent.loss.cloning_filter=exponential agent.loss.n_step=3",
     "env=frozenlake relabel=none encoder=gru agent.loss.discrete_gradient=straight_through",
