@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from yamame.heads import ActionInputCritic, BinnedReturns, PopArt, StateActionCritic
+from yamame.heads import BinnedReturns, PopArt
 
 G = 3
 
@@ -89,46 +89,6 @@ def test_popart_preserves_returns_and_the_deviation_where_the_mean_is_ten_thousa
     torch.testing.assert_close(popart.to_returns(raw), first, rtol=0, atol=0.1)
     # A difference of squares, in float32, knows nothing of it.
     assert abs(targets.square().mean() - targets.mean().square() - 1.0) > 0.5
-
-
-def make_critics():
-    return [StateActionCritic(8, num_actions=5, num_gammas=G) for _ in range(2)]
-
-
-@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e4])
-def test_rescaled_critics_keep_their_returns_without_scale_and_shift(scale):
-    popart, critics, context = PopArt(G), make_critics(), torch.randn(7, 8)
-    popart.update(scale * (3.0 + torch.randn(100, G)), torch.ones(100, dtype=torch.bool))
-    returns = [popart.to_returns(critic(context)) for critic in critics]
-    raw = critics[0](context)
-    popart.rescale(critics)
-
-    assert torch.equal(popart.scale, torch.ones(G))
-    assert torch.equal(popart.shift, torch.zeros(G))
-    for critic, before in zip(critics, returns, strict=True):
-        after = popart.to_returns(critic(context))
-        torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5 * (1.0 + scale))
-    # Raw outputs are normalised values from now on.
-    assert not torch.allclose(critics[0](context), raw, rtol=1e-2)
-    assert torch.equal(popart.to_normalized(critics[0](context)), critics[0](context).squeeze(-1))
-
-
-@pytest.mark.parametrize(
-    ("popart", "critic"),
-    [
-        (PopArt(G, rescale_critics=False), make_critics()[0]),
-        (PopArt(G, enabled=False), make_critics()[0]),
-        (PopArt(G), torch.nn.Linear(8, G)),
-        (PopArt(G), ActionInputCritic(8, action_size=2, gammas=[0.5, 0.9, 0.99])),
-    ],
-)
-def test_other_critics_are_not_rescaled(popart, critic):
-    before = [parameter.clone() for parameter in critic.parameters()]
-    popart.update(50.0 + torch.randn(100, G), torch.ones(100, dtype=torch.bool))
-    scale = popart.scale.clone()
-    popart.rescale([make_critics()[0], critic])
-    assert all(map(torch.equal, critic.parameters(), before))
-    assert torch.equal(popart.scale, scale)
 
 
 def test_popart_normalises_returns_by_the_moments():

@@ -131,7 +131,6 @@ def test_every_target_follows_by_tau_and_running_statistics_follow_at_once(
     discrete: ActionSpace, make_separate: Any, make_batch: MakeBatch
 ) -> None:
     batch, loss = make_batch(discrete), make_separate(discrete, target_tau=0.25)
-    loss.returns.rescale_critics = False
     optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
     networks = {"encoder": loss.encoder, "actor": loss.actor_network, "critic": loss.critic_network}
     old = {name: [p.clone() for p in loss._targets[name].parameters()] for name in networks}

@@ -262,7 +262,6 @@ def test_targets_follow_as_a_plain_loop_moves_them_and_not_before(
     discrete: ActionSpace, make_loss: Make, make_batch: MakeBatch
 ) -> None:
     loss = make_loss(discrete, target_tau=0.25)
-    loss.returns.rescale_critics = False
     networks = nn.ModuleList((loss.actor_network, loss.critic_network))
     optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
     old = [target.clone() for target in loss._targets.parameters()]

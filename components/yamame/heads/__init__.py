@@ -7,6 +7,5 @@ from yamame.heads.critic import make_critic as make_critic
 from yamame.heads.value_head import make_value_head as make_value_head
 from yamame.heads.values import BinnedReturns as BinnedReturns
 from yamame.heads.values import PopArt as PopArt
-from yamame.heads.values import RescalableCritic as RescalableCritic
 from yamame.heads.values import Returns as Returns
 from yamame.heads.values import ValueRepresentation as ValueRepresentation

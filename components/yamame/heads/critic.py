@@ -71,18 +71,6 @@ class StateActionCritic(nn.Module):
         """Map a context ``[*, D]`` to raw values ``[*, C, A, G, O]``."""
         return self.ensemble(context).unflatten(-1, self.out_shape)
 
-    def rescale_outputs(self, scale: Tensor, shift: Tensor) -> None:
-        """Change the last layer such that raw values become ``scale raw + shift``.
-
-        Args:
-            scale: Factor for each discount factor, ``[G]``.
-            shift: Addend for each discount factor, ``[G]``.
-        """
-        per_output = (self.num_actions, self.num_gammas, self.num_outputs)
-        scale = scale.unsqueeze(-1).expand(per_output).flatten()
-        shift = shift.unsqueeze(-1).expand(per_output).flatten()
-        self.ensemble.rescale_outputs(scale, shift)
-
 
 class ActionInputCritic(nn.Module):
     """Values of one given action for each discount factor, for actions that cannot be enumerated.

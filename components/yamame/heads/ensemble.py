@@ -135,16 +135,3 @@ class EnsembleMLP(nn.Module):
             hidden = activation(first.forward_shared(shared, x)).flatten(1, -2)
         out = full_precision_output(layers, hidden)  # [C, N, out]
         return out.view(self.num_members, *x.shape[:-1], out.shape[-1]).movedim(0, -2)
-
-    @torch.no_grad()
-    def rescale_outputs(self, scale: Tensor, shift: Tensor) -> None:
-        """Change the last layer such that outputs ``y`` become ``scale y + shift``.
-
-        Args:
-            scale: ``[out]``.
-            shift: ``[out]``.
-        """
-        last = self.layers[-1]
-        assert isinstance(last, EnsembleLinear)
-        last.weight.mul_(scale.unsqueeze(-1))
-        last.bias.mul_(scale).add_(shift)

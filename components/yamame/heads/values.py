@@ -6,8 +6,7 @@ outputs and targets broadcast, so that one set of targets serves an ensemble.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +27,6 @@ ValueRule = Literal["mean_bin", "mean_return"]
 VALUE_RULES: tuple[ValueRule, ...] = get_args(ValueRule)
 """Rules, in the order of their numbers in a ``state_dict``."""
 Decay = Annotated[float, Bounds(above=0, most=1)]
-
-
-@runtime_checkable
-class RescalableCritic(Protocol):
-    """Critic whose raw values can be scaled and shifted in its last layer."""
-
-    def rescale_outputs(self, scale: Tensor, shift: Tensor) -> None:
-        """Change the parameters such that raw values ``y`` become ``scale y + shift``, [G] each."""
 
 
 class ValueRepresentation(nn.Module, ABC):
@@ -104,15 +95,6 @@ class ValueRepresentation(nn.Module, ABC):
         """Update the moments with the finite ``targets [..., G]`` where ``mask [...]`` is true."""
         self.moments.update(targets, mask)
 
-    def rescale(self, critics: Sequence[nn.Module]) -> None:
-        """Bring the outputs of critics to the scale of the moments; by default nothing happens.
-
-        Losses call it after the optimizer's step. Returns must stay the same.
-
-        Args:
-            critics: All modules whose outputs this object converts: the critics and their targets.
-        """
-
 
 Returns = ValueRepresentation
 """Former name of `ValueRepresentation`."""
@@ -122,10 +104,8 @@ class PopArt(ValueRepresentation):
     """Standardised scalar whose returns are preserved when the statistics move (arXiv 1602.07714).
 
     With the running mean m and standard deviation s of the targets and the preserving scale w and
-    shift b, ``normalised = w raw + b`` and ``return = s (w raw + b) + m``. `update` changes w and b
-    with the moments. `rescale` then moves w and b into the last layers of the critics, as the paper
-    does, so that raw outputs are of the size of 1 at any scale of returns. Critics without a method
-    ``rescale_outputs(scale, shift)``, with tensors ``[G]``, keep w and b outside.
+    shift b, ``normalised = w raw + b`` and ``return = s (w raw + b) + m``. Only `update` changes w
+    and b, so critics need no correction and target critics share them.
 
     Args:
         num_gammas: As for `ValueRepresentation`.
@@ -133,7 +113,6 @@ class PopArt(ValueRepresentation):
         initial_second_moment: As for `ValueRepresentation`.
         enabled: If False, values are plain returns, and `update` and the other arguments have no
             effect.
-        rescale_critics: Whether `rescale` has an effect. AMAGO's code keeps w and b outside.
 
     Raises:
         ArgumentError: An argument is out of its range.
@@ -157,7 +136,6 @@ class PopArt(ValueRepresentation):
         decay: Decay = 5e-4,
         initial_second_moment: PositiveFloat = 100.0,
         enabled: bool = True,
-        rescale_critics: bool = True,
     ) -> None:
         # With moments 0 and 1 that never move, every formula below is the identity.
         second_moment = initial_second_moment if enabled else 1.0
@@ -165,7 +143,6 @@ class PopArt(ValueRepresentation):
             num_gammas, num_outputs=1, decay=decay, initial_second_moment=second_moment
         )
         self.enabled = enabled
-        self.rescale_critics = rescale_critics
         self.register_buffer("scale", torch.ones(num_gammas))
         self.register_buffer("shift", torch.zeros(num_gammas))
 
@@ -192,17 +169,6 @@ class PopArt(ValueRepresentation):
         super().update(targets, mask)
         self.scale.mul_(std / self.std)
         self.shift.mul_(std).add_(mean - self.mean).div_(self.std)
-
-    @torch.no_grad()
-    def rescale(self, critics: Sequence[nn.Module]) -> None:
-        """Move ``w`` and ``b`` into the critics if all of them have ``rescale_outputs``."""
-        rescalable = [critic for critic in critics if isinstance(critic, RescalableCritic)]
-        if not (self.enabled and self.rescale_critics) or len(rescalable) < len(critics):
-            return
-        for critic in rescalable:
-            critic.rescale_outputs(self.scale, self.shift)
-        self.scale.fill_(1.0)
-        self.shift.fill_(0.0)
 
 
 class BinnedReturns(ValueRepresentation):

@@ -292,15 +292,6 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         metrics.add("entropy", acting.entropy())
         return TensorDict(output | metrics.compute())
 
-    def update_targets(self) -> None:
-        """Bring critics to the scale of the returns, then move every target copy.
-
-        Call it after the optimizer's step.
-        """
-        if self.critic_network is not None:
-            self.returns.rescale([self.critic_network, self._targets["critic"]])
-        super().update_targets()
-
     @property
     def acting_discount(self) -> float:
         """Discount factor of the policy that acts."""

@@ -287,7 +287,6 @@ def _agent_section(
             "_partial_": True,
             "decay": float(arguments["PopArtLayer.beta"]),
             "initial_second_moment": float(arguments["PopArtLayer.init_nu"]),
-            "rescale_critics": False,
             "enabled": arguments["Agent.popart"],
         },
         "loss": _loss_section(arguments, given["loss"]),
