@@ -39,10 +39,11 @@ ENCODERS = (
     *("linear_recurrent", "mingru", "lru", "ffm", "mlstm", "deltanet"),
 )
 TASKS = {
-    "tmaze": "env=tmaze env.length=100",
+    "tmaze": "env=tmaze env.length=50",
     "RepeatPreviousEasy": "env=popgym env.id=RepeatPreviousEasy",
 }
 BUDGET = "budget.cpu_s=60 budget.minutes=null"
+SEED = 20
 HISTORIES = (100, 10_000)
 _FEATURES, _BLOCKS, _STEPS = 128, 5, 40
 """Features, and blocks of steps whose fastest is the measurement."""
@@ -123,7 +124,7 @@ def commands(root: str) -> Iterator[str]:
     """Yield the commands of all learning runs."""
     for encoder in ENCODERS:
         for task in TASKS:
-            words = ["python", "recipes/train.py", *overrides_of(task, encoder), "seed=0"]
+            words = ["python", "recipes/train.py", *overrides_of(task, encoder), f"seed={SEED}"]
             words += ["logger=none", f"run.root={root}", f"run.name={task}-{encoder}"]
             yield shlex.join([*words, "resume=auto"])
 
@@ -149,7 +150,7 @@ def read_run(folder: Path, task: str, encoder: str) -> RunHistory:
     tags |= {f"machine.{name}": value for name, value in machine().items()}
     tags["mlflow.source.git.commit"] = summary["git_revision"]
     tags["evaluated_on"] = summary["evaluated_on"] or ""
-    tags[COMMAND_TAG] = shlex.join(["python", "recipes/train.py", *overrides, "seed=0"])
+    tags[COMMAND_TAG] = shlex.join(["python", "recipes/train.py", *overrides, f"seed={SEED}"])
     return RunHistory(
         run_id=f"{task}-{encoder}-{summary['git_revision'][:8]}",
         name=folder.name,
