@@ -98,9 +98,7 @@ def _facts(saved: SavedAgent) -> dict[str, str]:
         "seed of training": format_value(config.get("seed")),
         "steps of training": format_value(about.get("step")),
     }
-    # Only the summary of a run has these two, and early runs did not write them.
-    if about.get("revision") is not None:
-        facts["revision"] = str(about["revision"])
+    # Only the summary of a run has it, and early runs did not write it.
     if about.get("cpu_s") is not None:
         facts["CPU-seconds of its run"] = _format_number(about["cpu_s"])
     facts["parameters"] = f"{num_parameters:,}"
