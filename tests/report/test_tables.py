@@ -97,6 +97,15 @@ def test_a_mark_is_reached_where_every_seed_crossed_it(tmp_path, sections):
     assert cells(page, 1) == ["", "", ""]
 
 
+def test_a_mark_below_the_first_evaluation_gives_an_upper_bound(tmp_path, sections):
+    row = "| a | `experiment=dark` | 0.42 | | |"
+    page = page_of(tmp_path, ["mark", "reached after CPU-s", "reached after steps"], row)
+    write_tables([page], sections, RESAMPLING)
+    _, cpu_s, steps = cells(page)
+    assert [cell[0] == "≤" for cell in steps.split(", ")] == [False, True, True], steps
+    assert [cell[0] == "≤" for cell in cpu_s.split(", ")] == [False, True, True], cpu_s
+
+
 def test_the_latest_of_several_settings_with_one_command_counts(tmp_path, make_run):
     tags = {"command": "python recipes/train.py experiment=dark seed=0"}
     runs = [

@@ -164,7 +164,8 @@ def _reached_after_cpu_s(row: RowRuns) -> str:
         return ""
     cells = []
     for run in found.runs.itertuples():
-        cells.append(seconds(run.cpu_s) if run.crossed else "never")
+        bound = "≤" if run.is_bound else ""
+        cells.append(bound + seconds(run.cpu_s) if run.crossed else "never")
     return ", ".join(cells)
 
 
@@ -174,7 +175,8 @@ def _reached_after_steps(row: RowRuns) -> str:
         return ""
     cells = []
     for run in found.runs.itertuples():
-        cells.append(f"{run.env_steps:,.0f}" if run.crossed else "never")
+        bound = "≤" if run.is_bound else ""
+        cells.append(f"{bound}{run.env_steps:,.0f}" if run.crossed else "never")
     return ", ".join(cells)
 
 
@@ -227,6 +229,6 @@ COLUMNS: dict[str, Callable[[RowRuns], str]] = {
 * ``per attempt``: returns of the trials of an episode;
 * ``mean``, ``difference``: mean of the last evaluations and its difference to the base, with
   intervals;
-* ``reached after``: first crossing of the mark by every seed;
+* ``reached after``: first crossing of the mark by every seed, ``≤`` at its first evaluation;
 * ``steps``, ``CPU-s``, ``wall-s``: mean costs.
 """

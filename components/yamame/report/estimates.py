@@ -130,7 +130,8 @@ class Crossings(NamedTuple):
     Attributes:
         threshold: The threshold.
         runs: One row per run. ``crossed``: whether it crossed the threshold; ``env_steps`` and
-            ``cpu_s``: where, NaN if it did not or if the cost was not logged.
+            ``cpu_s``: where, NaN if it did not or if the cost was not logged; ``is_bound``: whether
+            it had crossed it by its first evaluation, so that these are upper bounds.
     """
 
     threshold: float
@@ -192,6 +193,7 @@ def crossings(group: Group, metric: str, threshold: float) -> Crossings:
     # A run that never crossed gets a row, too.
     runs = found.set_index("run").reindex(range(len(group.runs)))
     runs["crossed"] = runs.index.isin(found["run"])
+    runs["is_bound"] = runs.index.isin(found.loc[before["value"].isna(), "run"])
     return Crossings(threshold, runs)
 
 
