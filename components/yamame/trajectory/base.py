@@ -452,8 +452,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
         if not memory.is_empty() and not is_init.all():
             raise ValueError(
                 f"{type(self).__name__}: the number of envs must stay {len(memory)} until all of "
-                f"them start an episode (is_init), got {num_envs}; act inside separate_memory() "
-                "for a second stream, or keep one memory per stream and call step()"
+                f"them start an episode (is_init), got {num_envs}; use separate_memory() or step() "
+                "for a second stream, and set_recurrent_mode(True) for batches of sequences"
             )
         self.memory = self.init_memory(num_envs, device=device)
 
