@@ -185,7 +185,7 @@ def test_a_learner_from_outside_has_the_same_tasks_a_column_and_rows_and_is_not_
 def test_a_learner_that_ends_before_its_budget_has_no_result(board, chooser, tmp_path):
     status, _, errors, rows = board("three", *chooser, "+compare.chooser.stops_early=true")
     assert status == 1
-    assert "go on until goes_on() returns False" in errors
+    assert "until goes_on() returns False" in errors
     assert rows[0]["chooser"] == ""
     assert not list((tmp_path / "runs").glob("chooser-*/comparison.json"))
 
