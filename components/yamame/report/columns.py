@@ -1,5 +1,6 @@
 """Columns of marked tables that are computed from runs."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -164,7 +165,8 @@ def _reached_after_cpu_s(row: RowRuns) -> str:
         return ""
     cells = []
     for run in found.runs.itertuples():
-        bound = "≤" if run.is_bound else ""
+        is_bound = run.is_bound and not math.isnan(run.cpu_s)
+        bound = "≤" if is_bound else ""
         cells.append(bound + seconds(run.cpu_s) if run.crossed else "never")
     return ", ".join(cells)
 
