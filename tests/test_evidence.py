@@ -82,8 +82,8 @@ def runs_of(folder: Path, command: str, seeds: list[str]) -> list[dict[str, str]
     return [by_seed[seed] for seed in seeds if seed in by_seed]
 
 
-def crossing(folder: Path, run: dict[str, str], mark: float, cost: str) -> float | None:
-    """Where a line between two evaluations first crosses a mark."""
+def crossing(folder: Path, run: dict[str, str], mark: float, cost: str) -> tuple[str, float] | None:
+    """Where a line between two evaluations first crosses a mark, after ≤ at the first of them."""
     points = [
         (float(row["env_steps"]), float(row[cost]), float(row[run["metric"]]))
         for row in rows_of(folder, "evaluations.csv")
@@ -93,9 +93,9 @@ def crossing(folder: Path, run: dict[str, str], mark: float, cost: str) -> float
     for index, (_, place, value) in enumerate(points):
         if value >= mark:
             if index == 0:
-                return place
+                return "≤", place
             _, before, low = points[index - 1]
-            return before + (place - before) * (mark - low) / (value - low)
+            return "", before + (place - before) * (mark - low) / (value - low)
     return None
 
 
@@ -125,10 +125,15 @@ def expected_cell(
     if name.startswith("reached after") and cells.get("mark"):
         cost = "cpu_s" if name.endswith("CPU-s") else "env_steps"
         places = [crossing(folder, run, float(cells["mark"]), cost) for run in runs]
-        digits = [
-            0 if cost == "env_steps" or place is None or place >= 100 else 1 for place in places
-        ]
-        return ["never" if p is None else f"{p:.{d}f}" for p, d in zip(places, digits, strict=True)]
+        wanted = []
+        for found in places:
+            if found is None:
+                wanted.append("never")
+                continue
+            bound, place = found
+            digits = 0 if cost == "env_steps" or place >= 100 else 1
+            wanted.append(f"{bound}{place:.{digits}f}")
+        return wanted
     return None
 
 
