@@ -167,7 +167,7 @@ def compare(run_forked, tmp_path, components, differing, recipe, number, *argume
         lines = [line for line in outcome["err"].splitlines() if outcome["signal"] in line]
         assert len(lines) == 1, outcome["err"]
         (line,) = lines
-        assert ("resume=true" in line) or ("before the run began" in line)
+        assert ("resume=true" in line) or ("before the run started" in line)
     assert [outcome["err"] for outcome in outcomes if "Traceback" in outcome["err"]] == []
     for outcome in outcomes:  # those that had ended by themselves
         if outcome["code"] != 75:
