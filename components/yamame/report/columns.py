@@ -159,27 +159,26 @@ def _crossings(row: RowRuns) -> Crossings | None:
     return None if row.mark is None else crossings(row.group, row.metric, row.mark)
 
 
-def _reached_after_cpu_s(row: RowRuns) -> str:
+def _reached_after(row: RowRuns, cost: str, text_of: Callable[[float], str]) -> str:
+    """Return the cost of the first crossing of every seed, after ``≤`` if it is an upper bound."""
     found = _crossings(row)
     if found is None:
         return ""
     cells = []
-    for run in found.runs.itertuples():
-        is_bound = run.is_bound and not math.isnan(run.cpu_s)
-        bound = "≤" if is_bound else ""
-        cells.append(bound + seconds(run.cpu_s) if run.crossed else "never")
+    for run in found.runs.to_dict("records"):
+        value = run[cost]
+        # A cost that was not logged has no bound either.
+        bound = "≤" if run["is_bound"] and not math.isnan(value) else ""
+        cells.append(bound + text_of(value) if run["crossed"] else "never")
     return ", ".join(cells)
+
+
+def _reached_after_cpu_s(row: RowRuns) -> str:
+    return _reached_after(row, "cpu_s", seconds)
 
 
 def _reached_after_steps(row: RowRuns) -> str:
-    found = _crossings(row)
-    if found is None:
-        return ""
-    cells = []
-    for run in found.runs.itertuples():
-        bound = "≤" if run.is_bound else ""
-        cells.append(f"{bound}{run.env_steps:,.0f}" if run.crossed else "never")
-    return ", ".join(cells)
+    return _reached_after(row, "env_steps", "{:,.0f}".format)
 
 
 def _per_attempt(row: RowRuns) -> str:

@@ -221,7 +221,7 @@ def print_tables(
 def _split_shared(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Split rows into the values that are the same in all of them, and the rest.
 
-    A table of all columns is too wide for a terminal, also with a single row.
+    A table with all columns is too wide for a terminal, even with a single row.
 
     >>> _split_shared([{"run": "a", "gamma": 0.9}, {"run": "a", "gamma": 0.99}])
     ({'run': 'a'}, [{'gamma': 0.9}, {'gamma': 0.99}])
