@@ -57,7 +57,8 @@ def train(cfg: TrainConfig, callbacks: Sequence[Callback] = ()) -> float:
                 run.learned(learner.update(batch, meanwhile=meanwhile))
             if updates_due(run, source):
                 run.end_within_iteration()
-            regulate(run, learner, replay)
+            else:
+                regulate(run, learner, replay)
             collector.update_policy_weights_(parts.policy_weights(agent))
 
             run.log(run.metrics(collector.metrics()))

@@ -9,6 +9,7 @@ from yamame.checks import UsageError
 from yamame.runs import schedules
 from yamame.runs.limits import with_minutes
 from yamame.system.budget import Budget
+from yamame.training import Progress
 
 TINY = ("debug=tiny", "env=tmaze", "env.length=8", "encoder=gru", "logger=none", "run.name=a")
 
@@ -206,8 +207,10 @@ def test_evaluations_cost_budget_unless_they_are_left_out(in_budget, share):
         cfg=SimpleNamespace(evaluation=SimpleNamespace(in_budget=in_budget)),
         budget=Budget(cpu_s=100, cpu_clock=lambda: clock[0]),
         costs=SimpleNamespace(gather=lambda: None),
+        progress=Progress(),
     )
     run.budget.start()
     with schedules.timed_evaluation(run):
         clock[0] = 50.0
     assert run.budget.fraction(env_steps=0, updates=0) == share
+    assert run.progress.evaluation_share == share

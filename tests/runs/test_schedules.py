@@ -22,6 +22,7 @@ from yamame.runs.schedules import (
     follow_budget,
     learning_began,
     spent_share,
+    timed_evaluation,
 )
 from yamame.system.budget import Budget
 from yamame.training.learner import learning_rate_share
@@ -190,6 +191,23 @@ def test_evaluations_are_spread_evenly_and_take_a_third_of_the_steps_of_training
     longer = evaluations_of(run_of(Budget(env_steps=800)), length=6)
     assert longer == [290, 580]
     assert evaluations_of(run_of(Budget(env_steps=800)), length=100) == []
+
+
+def test_training_takes_three_times_the_time_of_an_evaluation_where_time_is_limited():
+    clock = Clock()
+    run = run_of(Budget(minutes=1, clock=clock))
+    run.cfg.evaluation.in_budget = True
+    run.progress.env_steps, run.progress.episodes = 1000, 500
+    due = []
+    for _ in range(48):
+        clock.now += 1
+        run.progress.env_steps += 100
+        if evaluation_is_due(run):
+            due.append(clock.now - 100)
+            with timed_evaluation(run):
+                clock.now += 5.5
+            count_evaluation(run, SimpleNamespace(lengths=torch.ones(16, dtype=torch.int64)))
+    assert due == [8, 30.5, 53]
 
 
 def test_a_number_is_an_interval_whatever_an_evaluation_takes():

@@ -55,6 +55,13 @@ def test_losses_without_a_ratio_are_ignored_with_a_warning(losses):
     assert regulator.state_dict() == before
 
 
+@pytest.mark.parametrize("losses", [(1e308, 5e-324), (5e-324, 1e308)])
+def test_losses_may_differ_by_any_factor(losses):
+    regulator = OverfittingRegulator(first=0.5, floor=0.0, smoothing=1.0)
+    regulator.observe(*losses)
+    assert (regulator.factor > 0.5) == (losses[0] > losses[1])
+
+
 def test_a_restored_regulator_goes_on_as_the_first_would_have():
     first, second = OverfittingRegulator(), OverfittingRegulator()
     first.observe(1.0, 2.0)

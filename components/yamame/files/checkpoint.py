@@ -59,6 +59,7 @@ _COMPONENTS = {
         "evaluated_at?": Real,
         "evaluated_share?": Real,
         "evaluation_steps?": Real | None,
+        "evaluation_share?": Real,
         "saved_at?": Real,
         "saved_share?": Real,
         "episodes?": Real,

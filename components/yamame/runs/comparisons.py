@@ -68,6 +68,7 @@ class ComparedTask:
         self._evaluated_share = 0.0
         self._evaluated_at = 0
         self._evaluation_steps = 0
+        self._evaluation_share = 0.0
 
     def _closing(self, env: EnvBase) -> EnvBase:
         self._exits.callback(lambda: None if env.is_closed else env.close())
@@ -107,17 +108,22 @@ class ComparedTask:
         since = self.env_steps - self._evaluated_at
         if interval is not None:
             return bool(since >= interval)
-        if not reaches_part(self._evaluated_share, self._share(), NUM_EVALUATIONS):
+        share = self._share()
+        if not reaches_part(self._evaluated_share, share, NUM_EVALUATIONS):
+            return False
+        if share - self._evaluated_share < STEPS_PER_EVALUATION * self._evaluation_share:
             return False
         return since > STEPS_PER_EVALUATION * self._evaluation_steps
 
     def _evaluate(self, policy: Callable[[TensorDictBase], TensorDictBase]) -> None:
         in_budget = self._cfg.evaluation.in_budget
+        before = self._share()
         with nullcontext() if in_budget else self._budget.paused():
             result: EvaluationResult = play_held_out(self._cfg, policy, self._held_out)
         self.curve.append({"env_steps": self.env_steps, **result.summary()})
         self._evaluated_at = self.env_steps
         self._evaluated_share = self._share()
+        self._evaluation_share = self._evaluated_share - before
         self._evaluation_steps = int(result.lengths.sum())
 
 

@@ -169,15 +169,19 @@ def _annealing_of_earlier_versions(run: RunState) -> Callable[[int], float]:
 def evaluation_is_due(run: RunState) -> bool:
     """Return whether the agent is to be evaluated now; call it on all ranks.
 
-    Without an interval, evaluations are spread evenly over the budget. As a step of an evaluation
-    costs less than one of training, which learns as well, their cost is bounded by letting none
-    begin before training has taken `STEPS_PER_EVALUATION` times as many steps since the last one as
-    that took. Before the first, as many times its episodes must have ended.
+    Without an interval, evaluations are spread evenly over the budget. Their cost is bounded by
+    letting none begin before training has taken `STEPS_PER_EVALUATION` times as many steps since
+    the last one as that took, and as many times the time if the budget is one of time. Before the
+    first, as many times its episodes must have ended.
     """
     progress, settings = run.progress, run.cfg.evaluation
     if settings.interval is not None:
         return bool(progress.step >= progress.evaluated_at + settings.interval)
-    if not reaches_part(progress.evaluated_share, spent_share(run), NUM_EVALUATIONS):
+    share = spent_share(run)
+    if not reaches_part(progress.evaluated_share, share, NUM_EVALUATIONS):
+        return False
+    # Environments whose episode has ended continue until the longest has: steps are not all.
+    if share - progress.evaluated_share < STEPS_PER_EVALUATION * progress.evaluation_share:
         return False
     if progress.unit == "updates":
         return True
@@ -189,12 +193,14 @@ def evaluation_is_due(run: RunState) -> bool:
 
 @contextmanager
 def timed_evaluation(run: RunState) -> Iterator[None]:
-    """Leave the block out of the budget if ``evaluation.in_budget`` is false.
+    """Note the share of the budget that the block takes, which ``evaluation.in_budget`` may end.
 
     Call it on all ranks.
     """
     if run.cfg.evaluation.in_budget:
+        before = spent_share(run)
         yield
+        run.progress.evaluation_share = spent_share(run) - before
         return
     run.costs.gather()  # so that the seconds of other ranks before the evaluation count
     with run.budget.paused():

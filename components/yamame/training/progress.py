@@ -25,6 +25,7 @@ class Progress:
         evaluated_at: `step` of the last evaluation.
         evaluated_share: Spent share of the budget at the last evaluation.
         evaluation_steps: Environment steps that the last evaluation took; None before the first.
+        evaluation_share: Share of the budget that it took.
         saved_at: `step` of the last checkpoint.
         saved_share: Spent share of the budget at the last checkpoint.
         episodes: Episodes of training that have ended, without those that were dropped.
@@ -58,6 +59,7 @@ class Progress:
         self.evaluated_at = 0
         self.evaluated_share = 0.0
         self.evaluation_steps: int | None = None
+        self.evaluation_share = 0.0
         self.saved_at = 0
         self.saved_share = 0.0
         self.episodes = 0
@@ -136,6 +138,7 @@ class Progress:
             "evaluated_at": self.evaluated_at,
             "evaluated_share": self.evaluated_share,
             "evaluation_steps": self.evaluation_steps,
+            "evaluation_share": self.evaluation_share,
             "saved_at": self.saved_at,
             "saved_share": self.saved_share,
             "episodes": self.episodes,
@@ -163,6 +166,7 @@ class Progress:
         self.evaluated_at = state.get("evaluated_at", self.evaluated_at)
         self.evaluated_share = state.get("evaluated_share", self.evaluated_share)
         self.evaluation_steps = state.get("evaluation_steps", self.evaluation_steps)
+        self.evaluation_share = state.get("evaluation_share", self.evaluation_share)
         self.saved_at = state.get("saved_at", self.saved_at)
         self.saved_share = state.get("saved_share", self.saved_share)
         self.episodes = state.get("episodes", self.episodes)

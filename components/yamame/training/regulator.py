@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from yamame.checks import Bounds, NonNegativeFloat, PositiveFloat, check_bounds, require
 
+_LARGEST_RATIO = 1e300
+"""Ratio beyond which losses of extreme sizes are not told apart."""
 _LARGEST_STEP = 0.35
 """Largest change of the logarithm of the factor in one observation."""
 
@@ -108,7 +110,7 @@ class OverfittingRegulator:
 
     def _moved(self, factor: float, ratio: float) -> float:
         """Return the factor after an observation: the control law."""
-        excess = math.log(ratio / self.target)
+        excess = math.log(min(_LARGEST_RATIO, max(1.0 / _LARGEST_RATIO, ratio / self.target)))
         change = -excess * (self.gain if excess > 0 else self.recovery)
         # A single batch of few trajectories may have an extreme loss.
         change = min(_LARGEST_STEP, max(-_LARGEST_STEP, change))
