@@ -54,9 +54,10 @@ def leaderboard(cfg: LeaderboardConfig) -> Path | None:
     for node in cfg.compare.values():
         build_learner(node)  # raises if a package is missing
     if cfg.only_check:
+        several = ["-m"] if len(cfg.seeds) > 1 else []
         for runs in planned:
             seeds = f"seed={','.join(map(str, cfg.seeds))}"
-            print_stdout(" ".join([recipe_command("train"), *runs.overrides, seeds]))
+            print_stdout(" ".join([recipe_command("train"), *several, *runs.overrides, seeds]))
         return None
 
     results: list[ScoredRun] = []
@@ -78,7 +79,7 @@ def leaderboard(cfg: LeaderboardConfig) -> Path | None:
     if not results:
         raise SystemExit(1)
 
-    page = Path(cfg.page or f"leaderboard/{cfg.suite.title.lower()}-{suites.tier_name(cfg)}.md")
+    page = suites.page_of(cfg)
     write_page(cfg, page, planned, results, baseline, compared)
     if num_failed:
         raise SystemExit(1)
@@ -89,10 +90,15 @@ def baseline_of(cfg: LeaderboardConfig, planned: list[PlannedRuns]) -> list[Scor
     """Return the runs to compare with, scored by the present anchors; none without a file.
 
     Raises:
-        UsageError: The file cannot be read, or has none of the planned tasks.
+        UsageError: The file cannot be read, has none of the planned tasks, or is that of this call.
     """
     if cfg.baseline is None:
         return []
+    written = suites.page_of(cfg).with_suffix(".csv")
+    is_other = Path(cfg.baseline).resolve() != written.resolve()
+    require_setting(
+        "baseline", cfg.baseline, is_other, "be a file that this command does not write"
+    )
     anchors = {}
     for runs in planned:
         if runs.anchors is not None:

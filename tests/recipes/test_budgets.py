@@ -32,6 +32,35 @@ def test_cpu_seconds_end_a_run_in_order_and_those_of_former_sessions_count(compo
     assert further.summary["cpu_s"] >= spent + 1.5
 
 
+class Curves(yamame.Callback):
+    """Compares every evaluation with the last entry of the curve."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_evaluate(self, run, result):
+        self.seen.append(run.progress.curve[-1] == {"env_steps": 256} | result.summary())
+
+
+def test_more_updates_after_the_same_steps_have_an_evaluation_of_their_own(capsys):
+    many = ("schedule.steps_per_iteration=256", "schedule.updates_per_step=1", "optimizer.lr=0.05")
+    first = yamame.train(*TINY, *many, "budget.updates=2")
+    watch = Curves()
+    more = (*TINY, *many, "resume=true")
+    other = ("budget.updates=20", "evaluation.num_episodes=6")  # so that the summaries differ
+    second = yamame.train(*more, *other, callbacks=[watch])
+    assert (first.progress.env_steps, second.progress.updates) == (256, 20)
+    assert second.progress.env_steps == 256
+    assert watch.seen == [True]
+    assert len(second.progress.curve) == 1
+    assert second.progress.curve[-1]["return_mean"] == second.summary["return_mean"]
+    assert second.progress.curve[-1]["num_episodes"] == 6
+    assert "resumed with" not in capsys.readouterr().err
+    yamame.train(*more, other[1], "budget.updates=null", "budget.env_steps=260")
+    changes = "a: resumed with other limits: env_steps: null -> 260; updates: 20 -> null"
+    assert changes in capsys.readouterr().err
+
+
 def test_the_former_callback_names_the_setting_in_its_place():
     with pytest.raises(UsageError, match=r"callbacks=cost_limit: .*budget\.cpu_s"):
         yamame.train(*TINY, "callbacks=cost_limit", "callbacks.cost_limit.cpu_s=1")

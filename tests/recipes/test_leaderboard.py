@@ -39,6 +39,7 @@ published:
   others: {{source: unknown, changed: [], values: {{}}}}
 """
 TINY = "overrides=[debug=tiny,encoder=gru,logger.models=false,logger.system_metrics=false]"
+PAGE = "corridors-short-debug=tiny-encoder=gru"
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def board(play, tmp_path):
             TINY,
             *arguments,
         )
-        page = tmp_path / "leaderboard" / "corridors-short.md"
+        page = tmp_path / "leaderboard" / f"{PAGE}.md"
         table = page.read_text().partition("<!-- end of runs -->")[0] if page.exists() else ""
         rows = [
             [cell.strip() for cell in line.split("|")[1:-1]]
@@ -93,22 +94,22 @@ def test_what_is_missing_is_run_what_failed_is_told_and_what_is_done_stays(board
     assert re.fullmatch(r".?\d\.\d{3}", first["best"])
     assert float(first["CPU-s"]) > 0
     board_folder = tmp_path / "leaderboard"
-    (run,) = read_scores(board_folder / "corridors-short.csv")
+    (run,) = read_scores(board_folder / f"{PAGE}.csv")
     assert (run.task, run.seed, run.budget, run.metric) == ("three", 0, None, "return_mean")
     assert run.score == pytest.approx((run.value + 1) / 2, abs=1e-6)
     assert first["score"] == f"{run.score:.3f}"
     assert (run.updates, run.cpu_s > 0) == (2, True)
 
     ids = runs_of(tmp_path)
-    (board_folder / "corridors-short.csv").rename(tmp_path / "before.csv")
+    (board_folder / f"{PAGE}.csv").rename(tmp_path / "before.csv")
     status, out, errors, rows = board("three, four", "baseline=before.csv")
-    assert (status, out.splitlines()[-1]) == (0, "leaderboard/corridors-short.md"), errors
+    assert (status, out.splitlines()[-1]) == (0, f"leaderboard/{PAGE}.md"), errors
     assert rows[0] == first
     assert (rows[1]["task"], rows[1]["theirs"], rows[1]["verdict"]) == ("four", "(0.500)", "")
     assert rows[1]["score"] == ""
     assert runs_of(tmp_path)[:1] == ids
     assert len(runs_of(tmp_path)) == 2
-    page = (board_folder / "corridors-short.md").read_text()
+    page = (board_folder / f"{PAGE}.md").read_text()
     assert "- *theirs*: a paper" in page
     assert "- *best known*, three: a bound" in page
     # The same run is no better than itself.
@@ -158,11 +159,11 @@ def test_a_learner_from_outside_has_the_same_tasks_a_column_and_rows_and_is_not_
     assert re.fullmatch(r"-?\d\.\d{3} ± \d\.\d{3}", rows[0]["chooser"])
     assert rows[0]["verdict"] in ("above", "within", "below")
     assert "difference to chooser" in out
-    page = (tmp_path / "leaderboard/corridors-short.md").read_text()
+    page = (tmp_path / "leaderboard" / f"{PAGE}.md").read_text()
     assert "against=chooser" in page
     assert "- *chooser*: Chooser" in page
-    theirs = read_scores(tmp_path / "leaderboard/corridors-short-chooser.csv")
-    ours = read_scores(tmp_path / "leaderboard/corridors-short.csv")
+    theirs = read_scores(tmp_path / "leaderboard" / f"{PAGE}-chooser.csv")
+    ours = read_scores(tmp_path / "leaderboard" / f"{PAGE}.csv")
     # It never turns at the junction.
     assert [(run.seed, run.value, run.updates) for run in theirs] == [(0, 0.0, 2), (1, 0.0, 2)]
     assert [run.best >= run.value for run in ours] == [True, True]
@@ -228,6 +229,9 @@ def test_a_run_that_is_asked_to_end_ends_the_recipe_which_goes_on_later(board, m
         ("three", ["suite.tasks.three.best=-1"], "suite.tasks.three.best: must differ"),
         ("three", ["suite.tasks.three.random=null"], "suite.tasks.three.random: must be given"),
         ("three", ["baseline=none.csv"], "baseline: none.csv does not exist"),
+        ("three", ["baseline=./mine.csv", "page=mine.md"], "that this command does not write"),
+        ("three", ["overrides=[seed=3]"], "overrides: must leave out seed and budget"),
+        ("three", ["cpu_s=[5]", "overrides=[budget.updates=3]"], "overrides: must leave out seed"),
     ],
 )
 def test_all_runs_are_checked_before_the_first_one(board, tmp_path, tasks, arguments, message):
@@ -250,6 +254,10 @@ def test_the_suite_of_popgym_names_its_tasks_and_what_is_limited_by_cost(
         f"{recipe_command('train')} experiment=popgym env.id={task} seed=0"
         for task in ("RepeatFirstEasy", "LabyrinthExploreHard")
     ]
+    one = ("popgym", "tier=gpu", "only_check=true", "tasks=[RepeatFirstEasy]", "seeds=[3,4]")
+    _, out, _ = play("leaderboard", tmp_path, *one)
+    command = f"{recipe_command('train')} -m experiment=popgym env.id=RepeatFirstEasy seed=3,4"
+    assert out.splitlines() == [command]
     suite = yamame.compose(recipe="leaderboard").suite
     assert len(suite.tiers.cpu.tasks) >= 14
     tasks = set(suite.tasks)

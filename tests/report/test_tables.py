@@ -325,9 +325,15 @@ def test_a_table_takes_the_place_of_that_of_a_page(tmp_path):
     page = tmp_path / "new" / "page.md"
     table = "<!-- runs: -->\n\n| a |\n\n<!-- end of runs -->"
     place_table(page, "Title", table, "notes")
-    assert page.read_text() == f"# Title\n\n{table}\n\nnotes\n"
-    place_table(page, "Other", table.replace("a", "\\1"), "other")
-    assert page.read_text() == f"# Title\n\n{table.replace('a', chr(92) + '1')}\n\nnotes\n"
+    below = "<!-- notes -->\n\nnotes\n\n<!-- end of notes -->"
+    assert page.read_text() == f"# Title\n\n{table}\n\n{below}\n"
+    place_table(page, "Other", table.replace("a", "\\1"), "other \\1")
+    backslash = chr(92) + "1"
+    below = below.replace("notes\n\n<", f"other {backslash}\n\n<")
+    assert page.read_text() == f"# Title\n\n{table.replace('a', backslash)}\n\n{below}\n"
+    page.write_text(f"{table}\n\nfootnote")
+    place_table(page, "Title", table, "notes")
+    assert page.read_text() == f"{table}\n\nfootnote"
     page.write_text(f"{table}\n{table}")
     with pytest.raises(UsageError, match=r"page: .* must have one marked table, it has 2"):
         place_table(page, "Title", table, "notes")

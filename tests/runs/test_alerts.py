@@ -116,7 +116,7 @@ def test_an_environment_with_a_limit_needs_no_warning_before_its_episodes_can_en
 def test_overfitting_that_is_never_observed_is_named_once_with_the_settings(capsys):
     rates = ("+env.settings.ends=30", "schedule.updates_per_step=0.5", "budget.env_steps=600")
     _, lines = train(capsys, *MANY, *rates, "replay.capacity=90")
-    (line,) = having(lines, "overfitting was not observed")
+    (line,) = having(lines, "overfitting cannot be observed")
     assert "increase replay.capacity or decrease replay.held_out" in line
     _, lines = train(capsys, *MANY, *rates, "run.name=b", "replay.held_out=2")
     assert not having(lines, "overfitting")

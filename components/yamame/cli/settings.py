@@ -338,8 +338,8 @@ class LeaderboardConfig(Config):
     overrides: list[VerbatimText]
     """Overrides of every run, such as [encoder=gru,device=cuda]."""
     page: VerbatimText | None
-    """Markdown page whose marked table is replaced; null: leaderboard/<suite>-<tier>.md. A CSV file
-    in the same folder contains a row per run."""
+    """Markdown page whose marked table is replaced; null: leaderboard/<suite>-<tier>.md, with
+    the overrides in its name. A CSV file in the same folder contains a row per run."""
     compare: Node
     """Learners of other libraries that are trained on the same tasks, by name, each a class. Select
     choices as compare=[recurrent_ppo]."""

@@ -14,6 +14,7 @@ from yamame.report.columns import COLUMNS
 TO_BE_MEASURED = "to be measured"
 MARKED = re.compile(r"(<!-- runs:(.*?)-->\n)(.*?)(<!-- end of runs -->)", re.DOTALL)
 """A marked table: its marker with options, the table, its end."""
+_NOTES = re.compile(r"<!-- notes -->\n.*?<!-- end of notes -->", re.DOTALL)
 _SCORES = re.compile(r"<!-- scores -->\n.*?<!-- end of scores -->", re.DOTALL)
 _BEGIN = "<!-- runs:"
 _END = "<!-- end of runs -->"
@@ -159,18 +160,21 @@ def place_table(page: Path, title: str, table: str, notes: str, *, scores: str =
         page: The page.
         title: Title of a new page.
         table: Text of the table, with its markers.
-        notes: Text below the table of a new page.
+        notes: Text between markers below the table of a new page; replaced in a page with these
+            markers.
         scores: Text between the markers of scores, which are placed below the table; empty for
             none.
 
     Raises:
         UsageError: The page has no marked table, or several.
     """
-    text = page.read_text() if page.exists() else f"# {title}\n\n{table}\n\n{notes}\n"
+    below = f"<!-- notes -->\n\n{notes}\n\n<!-- end of notes -->"
+    text = page.read_text() if page.exists() else f"# {title}\n\n{table}\n\n{below}\n"
     # A function, because a text would be searched for references such as \1.
     placed, count = MARKED.subn(lambda match: table, text)
     if count != 1:
         raise UsageError(f"{page} must have one marked table, it has {count}", key="page")
+    placed = _NOTES.sub(lambda match: below, placed)
     if scores:
         block = f"<!-- scores -->\n\n{scores}\n\n<!-- end of scores -->"
         placed, count = _SCORES.subn(lambda match: block, placed)

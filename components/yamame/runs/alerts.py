@@ -21,8 +21,6 @@ _CUT_EVALUATION = 1000
 """Least steps of an evaluation that is cut, because no episode of training has ended."""
 _MOST_CLIPPED = 0.01
 """Share of targets outside the bounds of binned critics that needs no warning."""
-_UPDATES_UNOBSERVED = 120
-"""Updates after which overfitting should have been observed."""
 
 
 class RewardWarning(Callback):
@@ -88,25 +86,6 @@ class ClippedTargetsWarning(Callback):
                 f"{share:.0%} of the critics' targets lie outside of agent.returns.min_return={low}"
                 f" and agent.returns.max_return={high} and are clipped: widen these bounds, or "
                 "lower agent.loss.reward_multiplier, which rewards are multiplied by"
-            )
-
-
-class IdleRegulatorWarning(Callback):
-    """Warns once if overfitting was never observed, for want of held-out trajectories."""
-
-    warned = False
-
-    def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
-        """Check whether the regulator has observed."""
-        progress = run.progress
-        updates = progress.updates - (select(run.cfg, "schedule.offline_updates") or 0)
-        is_idle = progress.observed_updates == 0 and updates >= _UPDATES_UNOBSERVED
-        if run.regulator is not None and is_idle and not self.warned:
-            self.warned = True
-            print_stderr(
-                f"overfitting was not observed in {updates} updates, because the replay "
-                "buffer holds fewer than two held-out trajectories: the updates per step stay as "
-                "they are; increase replay.capacity or decrease replay.held_out"
             )
 
 

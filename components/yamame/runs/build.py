@@ -30,12 +30,7 @@ from yamame.deploy.build import check_device as check_device
 from yamame.keys import GOAL_KEYS
 from yamame.replay import Window
 from yamame.runs import checks
-from yamame.runs.alerts import (
-    ClippedTargetsWarning,
-    EndlessWarning,
-    IdleRegulatorWarning,
-    RewardWarning,
-)
+from yamame.runs.alerts import ClippedTargetsWarning, EndlessWarning, RewardWarning
 from yamame.runs.callbacks import Callback, Callbacks, Tracking
 from yamame.runs.checks import check_lengths as check_lengths
 from yamame.runs.checks import longest_episode as longest_episode
@@ -260,7 +255,6 @@ def build_callbacks(cfg: AnyConfig, given: Sequence[Callback]) -> Callbacks:
         "reward_warning": RewardWarning(),
         "endless_warning": EndlessWarning(),
         "clipped_targets_warning": ClippedTargetsWarning(),
-        "idle_regulator_warning": IdleRegulatorWarning(),
     }
     for name, node in cfg.callbacks.items():
         key = f"callbacks.{name}"

@@ -13,12 +13,13 @@ from yamame.runs.schedules import (
     steps_of_learning,
     updates_per_step,
 )
-from yamame.system.messages import warnings_as_lines
+from yamame.system.messages import print_once, warnings_as_lines
 from yamame.training import Learner, Prefetcher
 
 _UPDATES_AT_ONCE = 100  # between two lines of the log, before the first environment step
 _UPDATES_BEFORE = 60  # before overfitting is observed for the first time
 _UPDATES_BETWEEN, _STEPS_BETWEEN = 10, 2048  # observations; either is enough
+_UPDATES_UNOBSERVED = 120  # after which there is a message if nothing could be observed
 _FEWEST_HELD_OUT = 2  # trajectories, for an observation
 
 
@@ -81,6 +82,13 @@ def regulate(run: Run, learner: Learner, replay: Any) -> None:
         return
     # All ranks observe, or none does: their losses are averaged.
     if distributed.any_rank(replay.num_held_out < _FEWEST_HELD_OUT):
+        online = progress.updates - int(run.cfg.schedule.offline_updates)
+        if progress.observed_updates == 0 and online >= _UPDATES_UNOBSERVED:
+            print_once(
+                "overfitting cannot be observed, because the replay buffer holds fewer than "
+                f"{_FEWEST_HELD_OUT} held-out trajectories: the updates per step stay as they are; "
+                "increase replay.capacity or decrease replay.held_out"
+            )
         return
 
     progress.observed_updates = progress.updates

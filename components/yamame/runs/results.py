@@ -123,7 +123,9 @@ def warn_changes(run: RunState, before: LoadedCheckpoint) -> None:
     if any(_is_smaller(new[key], old[key]) for key in new):
         changes = differing(old, new, but_for=lambda key: False)
         if changes:
-            print_stderr(f"{run.name}: resumed with a smaller budget: {'; '.join(changes)}")
+            has_fewer = any(new[key] is None and old[key] is not None for key in new)
+            kind = "other limits" if has_fewer else "a smaller budget"
+            print_stderr(f"{run.name}: resumed with {kind}: {'; '.join(changes)}")
 
     conditions = differing(
         _with_device_kind(before.config),

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from yamame.checks import UsageError, at_source, require_setting
@@ -122,6 +123,15 @@ def tier_name(cfg: LeaderboardConfig) -> str:
     return cfg.tier or next(iter(cfg.suite.tiers))
 
 
+def page_of(cfg: LeaderboardConfig) -> Path:
+    """Return the page that is written: the setting, or one named by suite, tier and overrides."""
+    if cfg.page is not None:
+        return Path(cfg.page)
+    named = sorted(text for text in cfg.overrides if is_a_setting(key_of(text)))
+    parts = [f"{cfg.suite.title.lower()}-{tier_name(cfg)}", *named]
+    return Path("leaderboard", file_name(parts, end=".md"))
+
+
 def plan(cfg: LeaderboardConfig) -> list[PlannedRuns]:
     """Return the runs of a suite, in the order of its tasks.
 
@@ -144,6 +154,11 @@ def plan(cfg: LeaderboardConfig) -> list[PlannedRuns]:
     if limits is not None:
         budgets = list(dict.fromkeys(limits))
     require_setting("cpu_s", limits, len(budgets) > 0, "have at least one limit, or be null")
+    for text in cfg.overrides:
+        key = key_of(text)
+        is_set_here = key == "seed" or (limits is not None and key.split(".")[0] == "budget")
+        condition = "leave out seed and budget, which seeds and cpu_s set"
+        require_setting("overrides", text, not is_set_here, condition)
     of_all = tier.overrides or []
     planned = []
     for name in chosen:
