@@ -27,7 +27,7 @@ LONG = (
     "losses/test_continuous.py", "losses/test_redq_bandit.py", "losses/test_redq_learning.py",
     "replay/disk/test_storage.py",
     "test_ablations.py", "test_benchmark.py", "test_examples.py", "test_first_gpu_run.py",
-    "test_overlap.py",
+    "test_overlap.py", "test_side_by_side.py",
     "execution/test_recorder.py", "test_tutorials.py",
     "test_house.py", "testing/test_trajectory.py", "timestep/test_cnn.py",
     "training/test_recorded_updates.py", "trajectory/test_compiled.py",
