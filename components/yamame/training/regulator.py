@@ -79,7 +79,8 @@ class OverfittingRegulator:
         """Average held-out loss, relative to that of the others; None before an observation."""
         if self._train_loss is None or self._held_out_loss is None:
             return None
-        return (self._held_out_loss + self.floor) / (self._train_loss + self.floor)
+        ratio = (self._held_out_loss + self.floor) / (self._train_loss + self.floor)
+        return min(_LARGEST_RATIO, max(1.0 / _LARGEST_RATIO, ratio))
 
     def observe(self, train_loss: float, held_out_loss: float) -> None:
         """Move the factor after an observation of both losses.
@@ -110,7 +111,7 @@ class OverfittingRegulator:
 
     def _moved(self, factor: float, ratio: float) -> float:
         """Return the factor after an observation: the control law."""
-        excess = math.log(min(_LARGEST_RATIO, max(1.0 / _LARGEST_RATIO, ratio / self.target)))
+        excess = math.log(ratio / self.target)
         change = -excess * (self.gain if excess > 0 else self.recovery)
         # A single batch of few trajectories may have an extreme loss.
         change = min(_LARGEST_STEP, max(-_LARGEST_STEP, change))
