@@ -328,7 +328,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print("| what | library | theirs, ms | ours, ms | ours / theirs |\n" + "|---" * 5 + "|")
+    print("| what | beside | theirs and ours, ms | ours / theirs |\n" + "|---" * 4 + "|")
     for name in options.sections:
         if name not in SECTIONS:
             parser.error(f"section must be one of {', '.join(SECTIONS)}, got {name}")
@@ -353,7 +353,7 @@ def row(pair: Pair, rounds: int) -> str:
             measured.append((theirs / pair.divisor, ours / pair.divisor))
     theirs, ours = (1e3 * statistics.median(side) for side in zip(*measured, strict=True))
     ratio = statistics.median(ours / theirs for theirs, ours in measured)
-    return f"| {pair.what} | {pair.library} | {theirs:.2f} | {ours:.2f} | {ratio:.2f} |"
+    return f"| {pair.what} | {pair.library} | {theirs:.2f}, {ours:.2f} | {ratio:.2f} |"
 
 
 def seconds(call: Call) -> float:
