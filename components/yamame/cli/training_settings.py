@@ -169,7 +169,7 @@ class EvaluationSettings(Section):
     interval: Count | None
     """Environment steps between evaluations; updates in recipes without environment steps; null: at
     most eight over the budget, each after training has taken three times as many steps as the
-    previous evaluation."""
+    previous evaluation, and three times as long if time is limited."""
     seed: Natural
     """Seed of the held-out tasks, whose results select the best checkpoint. Training never uses it,
     and recipes/evaluate.py uses a different one."""
