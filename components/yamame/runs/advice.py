@@ -154,6 +154,6 @@ def not_above(agent: EvaluationResult, random: EvaluationResult) -> str | None:
 
 
 def _estimate(summary: dict[str, float], name: str) -> str:
-    # Bounds that rounding leaves beside zero are zero.
+    # Without rounding errors of bounds that are zero.
     mean, low, high = (round(summary[f"{name}_{key}"], 9) for key in ("mean", "low", "high"))
     return f"{name} {mean:.3g} [{low:.3g}, {high:.3g}]"

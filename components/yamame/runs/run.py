@@ -375,11 +375,10 @@ class Run(RunState):
 
         self._evaluation_s = time.monotonic() - start
         progress = self.progress
-        summary = result.summary()
         # A resumed run may evaluate at a step at which it was evaluated before.
         if progress.curve and progress.curve[-1][progress.unit] >= progress.step:
             progress.curve.pop()
-        progress.curve.append({progress.unit: progress.step, **summary})
+        progress.curve.append({progress.unit: progress.step, **result.summary()})
         self._last_evaluation = (now, result)
         self.callbacks.call(self, "on_evaluate", result)
         return result

@@ -180,7 +180,7 @@ def evaluation_is_due(run: RunState) -> bool:
     share = spent_share(run)
     if not reaches_part(progress.evaluated_share, share, NUM_EVALUATIONS):
         return False
-    # Environments whose episode has ended continue until the longest has: steps are not all.
+    # Steps alone do not tell the time: ended environments wait for the longest episode.
     if share - progress.evaluated_share < STEPS_PER_EVALUATION * progress.evaluation_share:
         return False
     if progress.unit == "updates":
@@ -193,9 +193,10 @@ def evaluation_is_due(run: RunState) -> bool:
 
 @contextmanager
 def timed_evaluation(run: RunState) -> Iterator[None]:
-    """Note the share of the budget that the block takes, which ``evaluation.in_budget`` may end.
+    """Note the share of the budget that the block takes.
 
-    Call it on all ranks.
+    If ``evaluation.in_budget`` is false, the block takes nothing of the budget. Call it on all
+    ranks.
     """
     if run.cfg.evaluation.in_budget:
         before = spent_share(run)
