@@ -94,11 +94,11 @@ def baseline_of(cfg: LeaderboardConfig, planned: list[PlannedRuns]) -> list[Scor
     """
     if cfg.baseline is None:
         return []
-    written = suites.page_of(cfg).with_suffix(".csv")
-    is_other = Path(cfg.baseline).resolve() != written.resolve()
-    require_setting(
-        "baseline", cfg.baseline, is_other, "be a file that this command does not write"
-    )
+    page = suites.page_of(cfg)
+    written = [csv_file(page), *(csv_file(page, name) for name in cfg.compare)]
+    is_other = Path(cfg.baseline).resolve() not in [file.resolve() for file in written]
+    condition = "be a file that this command does not write"
+    require_setting("baseline", cfg.baseline, is_other, condition)
     anchors = {}
     for runs in planned:
         if runs.anchors is not None:
@@ -110,6 +110,12 @@ def baseline_of(cfg: LeaderboardConfig, planned: list[PlannedRuns]) -> list[Scor
     condition = f"have runs of the suite {planned[0].suite} with the same tasks and limits"
     require_setting("baseline", cfg.baseline, len(found) > 0, condition)
     return found
+
+
+def csv_file(page: Path, compared: str | None = None) -> Path:
+    """Return the CSV file beside a page: that of the agent, or of a learner of ``compare``."""
+    end = "" if compared is None else f"-{compared}"
+    return page.with_name(f"{page.stem}{end}.csv")
 
 
 def write_page(
@@ -136,17 +142,17 @@ def write_page(
     reader = RunReader.open(cfg.store.tracking_uri, cfg.store.experiment)
     sections, _ = make_sections(reader.read())
     not_run = write_tables([page], sections, resampling)
-    scores.write_scores(page.with_suffix(".csv"), results)
+    scores.write_scores(csv_file(page), results)
 
     print_columns(title, scores.run_rows(results))
     for name, others in compared.items():
-        file = page.with_name(f"{page.stem}-{name}.csv")
+        file = csv_file(page, name)
         scores.write_scores(file, others)
         print_columns(f"{title}: {name} ({file})", scores.run_rows(others))
     for heading, rows in tables.items():
         if rows:
             print_columns(heading, rows)
-    print_stdout(*not_run, page.with_suffix(".csv"), page)
+    print_stdout(*not_run, csv_file(page), page)
 
 
 if __name__ == "__main__":

@@ -230,6 +230,11 @@ def test_a_run_that_is_asked_to_end_ends_the_recipe_which_goes_on_later(board, m
         ("three", ["suite.tasks.three.random=null"], "suite.tasks.three.random: must be given"),
         ("three", ["baseline=none.csv"], "baseline: none.csv does not exist"),
         ("three", ["baseline=./mine.csv", "page=mine.md"], "that this command does not write"),
+        (
+            "three",
+            ["baseline=mine-recurrent_ppo.csv", "page=mine.md", "compare=[recurrent_ppo]"],
+            "that this command does not write",
+        ),
         ("three", ["overrides=[seed=3]"], "overrides: must leave out seed and budget"),
         ("three", ["cpu_s=[5]", "overrides=[budget.updates=3]"], "overrides: must leave out seed"),
     ],
