@@ -27,7 +27,6 @@ if __name__ == "__main__":
 from pathlib import Path
 
 import yamame
-from yamame.checks import require_setting
 from yamame.cli.app import main
 from yamame.cli.nodes import instantiate
 from yamame.cli.settings import LeaderboardConfig
@@ -50,7 +49,7 @@ def leaderboard(cfg: LeaderboardConfig) -> Path | None:
     planned = suites.plan(cfg)
     for runs in planned:
         yamame.compose(*runs.overrides)  # a mistake is found before hours of training
-    baseline = baseline_of(cfg, planned)
+    baseline = suites.baseline_of(cfg, planned)
     for node in cfg.compare.values():
         build_learner(node)  # raises if a package is missing
     if cfg.only_check:
@@ -86,38 +85,6 @@ def leaderboard(cfg: LeaderboardConfig) -> Path | None:
     return page
 
 
-def baseline_of(cfg: LeaderboardConfig, planned: list[PlannedRuns]) -> list[ScoredRun]:
-    """Return the runs to compare with, scored by the present anchors; none without a file.
-
-    Raises:
-        UsageError: The file cannot be read, has none of the planned tasks, or is that of this call.
-    """
-    if cfg.baseline is None:
-        return []
-    page = suites.page_of(cfg)
-    written = [csv_file(page), *(csv_file(page, name) for name in cfg.compare)]
-    is_other = Path(cfg.baseline).resolve() not in [file.resolve() for file in written]
-    condition = "be a file that this command does not write"
-    require_setting("baseline", cfg.baseline, is_other, condition)
-    anchors = {}
-    for runs in planned:
-        if runs.anchors is not None:
-            anchors[runs.name] = (str(runs.task.metric), runs.anchors)
-    stored = scores.read_scores(Path(cfg.baseline))
-    found = scores.rescored(stored, planned[0].suite, anchors)
-    pairs = {(runs.name, runs.budget) for runs in planned}
-    found = [run for run in found if (run.task, run.budget) in pairs]
-    condition = f"have runs of the suite {planned[0].suite} with the same tasks and limits"
-    require_setting("baseline", cfg.baseline, len(found) > 0, condition)
-    return found
-
-
-def csv_file(page: Path, compared: str | None = None) -> Path:
-    """Return the CSV file beside a page: that of the agent, or of a learner of ``compare``."""
-    end = "" if compared is None else f"-{compared}"
-    return page.with_name(f"{page.stem}{end}.csv")
-
-
 def write_page(
     cfg: LeaderboardConfig,
     page: Path,
@@ -142,17 +109,17 @@ def write_page(
     reader = RunReader.open(cfg.store.tracking_uri, cfg.store.experiment)
     sections, _ = make_sections(reader.read())
     not_run = write_tables([page], sections, resampling)
-    scores.write_scores(csv_file(page), results)
+    scores.write_scores(suites.csv_file(page), results)
 
     print_columns(title, scores.run_rows(results))
     for name, others in compared.items():
-        file = csv_file(page, name)
+        file = suites.csv_file(page, name)
         scores.write_scores(file, others)
         print_columns(f"{title}: {name} ({file})", scores.run_rows(others))
     for heading, rows in tables.items():
         if rows:
             print_columns(heading, rows)
-    print_stdout(*not_run, csv_file(page), page)
+    print_stdout(*not_run, suites.csv_file(page), page)
 
 
 if __name__ == "__main__":

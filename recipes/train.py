@@ -52,7 +52,6 @@ def train(cfg: TrainConfig, callbacks: Sequence[Callback] = ()) -> float:
         while not run.ended():
             if not updates_due(run, source):  # a resumed run first makes the updates that were left
                 collect(run, collector, num_steps)
-
             for batch, meanwhile in batches.up_to(updates_due(run, source), ends=run.is_last):
                 run.learned(learner.update(batch, meanwhile=meanwhile))
             if updates_due(run, source):

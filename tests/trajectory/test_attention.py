@@ -187,7 +187,7 @@ def test_attention_within_segments_is_that_with_a_mask(monkeypatch, window, spar
     starts = torch.rand(3, 14) < 0.2
     starts[:, 0] = True
     number = int(starts.sum())
-    qkv = torch.randn(3, 14, 3, 4, 8).requires_grad_()
+    qkv = torch.randn(3, 14, 3, 4, 8, dtype=torch.float64).requires_grad_()
     calls, results = [], []
 
     def kernel(*arguments, **options):

@@ -15,7 +15,7 @@ from yamame.cli.validation import validated
 from yamame.files.atomic import read_json
 from yamame.files.identity import is_a_setting, key_of
 from yamame.report.estimates import less_is_better
-from yamame.report.scores import Anchors, ScoredRun, budget_label
+from yamame.report.scores import Anchors, ScoredRun, budget_label, read_scores, rescored
 from yamame.runs import api
 from yamame.runs.comparisons import compared_run
 from yamame.runs.run import Run
@@ -132,6 +132,12 @@ def page_of(cfg: LeaderboardConfig) -> Path:
     return Path("leaderboard", file_name(parts, end=".md"))
 
 
+def csv_file(page: Path, compared: str | None = None) -> Path:
+    """Return the CSV file beside a page: that of the agent, or of a learner of ``compare``."""
+    end = "" if compared is None else f"-{compared}"
+    return page.with_name(f"{page.stem}{end}.csv")
+
+
 def plan(cfg: LeaderboardConfig) -> list[PlannedRuns]:
     """Return the runs of a suite, in the order of its tasks.
 
@@ -169,6 +175,32 @@ def plan(cfg: LeaderboardConfig) -> list[PlannedRuns]:
             suite = cfg.suite.title.lower()
             planned.append(PlannedRuns(suite, name, tasks[name], budget, overrides, common))
     return planned
+
+
+def baseline_of(cfg: LeaderboardConfig, planned: list[PlannedRuns]) -> list[ScoredRun]:
+    """Return the runs to compare with, scored by the present anchors; none without a file.
+
+    Raises:
+        UsageError: The file cannot be read, has none of the planned tasks, or is that of this call.
+    """
+    if cfg.baseline is None:
+        return []
+    page = page_of(cfg)
+    written = [csv_file(page), *(csv_file(page, name) for name in cfg.compare)]
+    is_other = Path(cfg.baseline).resolve() not in [file.resolve() for file in written]
+    condition = "be a file that this command does not write"
+    require_setting("baseline", cfg.baseline, is_other, condition)
+    anchors = {}
+    for runs in planned:
+        if runs.anchors is not None:
+            anchors[runs.name] = (str(runs.task.metric), runs.anchors)
+    stored = read_scores(Path(cfg.baseline))
+    found = rescored(stored, planned[0].suite, anchors)
+    pairs = {(runs.name, runs.budget) for runs in planned}
+    found = [run for run in found if (run.task, run.budget) in pairs]
+    condition = f"have runs of the suite {planned[0].suite} with the same tasks and limits"
+    require_setting("baseline", cfg.baseline, len(found) > 0, condition)
+    return found
 
 
 def _section(model: type[Any], node: Any, key: str) -> Any:
