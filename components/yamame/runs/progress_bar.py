@@ -227,7 +227,8 @@ def _recent(run: RunState) -> str:
     num_envs = run.config["schedule"].get("num_envs") or 0
     if episodes < min(max(num_envs, _FEWEST), RECENT):
         return f"{name} -"
-    few = f" ({episodes} episodes)" if episodes < RECENT else ""
+    unit = "episode" if episodes == 1 else "episodes"
+    few = f" ({episodes} {unit})" if episodes < RECENT else ""
     return f"{name} {_number(run.progress.outcome, '.3f')}{few}"
 
 
