@@ -14,7 +14,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ from typing import Any
 
 from yamame.checks import SettingError, require_setting
 from yamame.system.messages import one_line
-from yamame.system.user_code import user_code
+from yamame.system.user_code import is_of_package, user_code
 
 OURS = ("yamame.", "yamame_envs.")
 LAYERS = ("torch.nn.", "torch.optim.", "torchrl.modules.", "torchrl.objectives.")
@@ -113,13 +113,15 @@ KINDS = {
 """Kinds by the first part of the key. A class at another key is refused: a buffer is no encoder."""
 
 REGISTERING = ("popgym", "yamame_envs")
-"""Modules that a file may have imported before an environment is looked up
-(``"popgym:popgym-..."``).
+"""Modules that a file may have imported before an environment is looked up by its id
+(``"popgym:popgym-..."``). Nothing inside of them may be found by such a text.
 """
 GAME_LIBRARIES = ("craftax", "gymnax", "popgym_arcade", "xminigrid")
 """Libraries of which an ``id`` in a file may name a game (``"gymnax:CartPole-v1"``): the name is
 looked up in their registries, and never imported (`yamame_envs.jax_games.libraries`).
 """
+IDS = ("id", "ids", "names")
+"""Keys of ids of environments, in which a slash is no path: ``ALE/Pong-v5``."""
 DOTTED = re.compile(r"[A-Za-z]\w*(\.(?!__)[A-Za-z_]\w*)+", re.ASCII)
 PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z_]\w*)*\.?", re.ASCII)
 
@@ -217,7 +219,7 @@ def locate(path: str, key: str, trust: Iterable[str] = ()) -> Callable[..., Any]
         raise SettingError(key, path, condition, remedy=one_line(error)) from error
     package = path.partition(".")[0]
     home = str(getattr(target, "__module__", "")).split(".")
-    is_own = callable(target) and home[0] == package
+    is_own = is_of_package(target, package)
     require_setting(key, path, is_own, f"name a class or function of {package}")
     if path.startswith(LAYERS) and not path.startswith(tuple(trust)):
         # Some of torchrl's modules fetch models from elsewhere.
@@ -295,13 +297,15 @@ def _has_base(target: type, base: Any) -> bool:
     return getattr(base, "_is_runtime_protocol", False) and issubclass(target, base)
 
 
-def imports_freely(key: str, module: str) -> bool:
-    """Return whether a text ``module:name`` at a key imports nothing that needs trust.
+def imports_freely(path: Sequence[str], module: str) -> bool:
+    """Return whether a text ``module:name`` at some keys imports nothing that needs trust.
 
-    >>> imports_freely("id", "gymnax"), imports_freely("tasks", "gymnax")
+    >>> imports_freely(["id"], "gymnax"), imports_freely(["tasks"], "gymnax")
     (True, False)
     """
-    return module in REGISTERING or (key == "id" and module in GAME_LIBRARIES)
+    if module in GAME_LIBRARIES:
+        return path[-1] == "id"
+    return module in REGISTERING and any(key in IDS for key in path)
 
 
 def own_modules(env: Mapping[str, Any]) -> list[str]:
@@ -313,9 +317,11 @@ def own_modules(env: Mapping[str, Any]) -> list[str]:
     """
     modules = []
     for key, value in env.items():
-        if isinstance(value, str) and ":" in value:
-            module = value.rpartition(":")[0]
-            if not imports_freely(key, module) and f"{module}." not in modules:
+        for text in value if isinstance(value, list) else [value]:
+            if not isinstance(text, str) or ":" not in text:
+                continue
+            module = text.rpartition(":")[0]
+            if not imports_freely([key], module) and f"{module}." not in modules:
                 modules.append(f"{module}.")
     return modules
 

@@ -14,6 +14,7 @@ from typing import Any
 from yamame.checks import SettingError, require_setting
 from yamame.files.trusted import (
     DOTTED,
+    IDS,
     OURS,
     PACKAGE,
     SPECIAL,
@@ -32,8 +33,6 @@ _BUILT = (
     *("timestep_encoder", "trials", "workers"),
 )
 """Sections from which a loaded run is built, so that their texts may name files to open."""
-_IDS = ("id", "ids", "names")
-"""Keys of ids of environments, in which a slash is no path: ``ALE/Pong-v5``."""
 _FETCHING = re.compile(r"backbone|pretrained|timm|hub|name_or_path", re.IGNORECASE)
 """Names of settings by which libraries of models download weights."""
 
@@ -159,7 +158,7 @@ def _need_of(path: tuple[str, ...], value: Any) -> Need | None:
     # Gymnasium imports the module before the colon of an id.
     if ":" in text and path and path[0] not in _TEXTS:
         module = text.rpartition(":")[0]
-        if not imports_freely(path[-1], module):
+        if not imports_freely(path, module):
             is_module = PACKAGE.fullmatch(module) is not None
             require_setting(key, value, is_module, "be a text that imports no module, in a file")
             return Need(path, value, f"{module}.")
@@ -179,7 +178,7 @@ def _names_file(path: tuple[str, ...], value: Any) -> bool:
         or ".." in re.split(r"[/\\]", value)
     ):
         return True
-    is_id = any(name in _IDS for name in path)
+    is_id = any(name in IDS for name in path)
     return not is_id and ("/" in value or "\\" in value)
 
 

@@ -11,9 +11,9 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 from yamame.checks import UsageError
 from yamame.system.installed import recipes_dir
@@ -355,3 +355,16 @@ def _name_of(frame: FrameType) -> str:
     module = str(frame.f_globals.get("__name__"))
     name = frame.f_code.co_qualname
     return module if name == "<module>" else f"{module}.{name}"
+
+
+def is_of_package(target: Any, package: str) -> bool:
+    """Return whether a package defines a class or function, and has not only imported it.
+
+    >>> from json import dumps
+    >>> is_of_package(dumps, "json"), is_of_package(dumps, "yamame")
+    (True, False)
+    """
+    if isinstance(target, partial):
+        target = target.func
+    home = str(getattr(target, "__module__", "")).partition(".")[0]
+    return callable(target) and home == package

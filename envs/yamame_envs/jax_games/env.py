@@ -1,7 +1,6 @@
 """TorchRL environment of games written in JAX."""
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -21,7 +20,7 @@ from yamame.checks import (
 )
 from yamame.spaces import Spaces
 from yamame.system.messages import OutsideError, one_line
-from yamame.system.user_code import user_code
+from yamame.system.user_code import is_of_package, user_code
 from yamame.transforms import context_values
 
 from yamame_envs.adapters.extras import missing_extra
@@ -29,7 +28,7 @@ from yamame_envs.adapters.specs import action_spec, observation_specs
 from yamame_envs.context import ContextEnv
 from yamame_envs.jax_games.game import Game
 from yamame_envs.jax_games.libraries import LIBRARIES, library_game, own_game
-from yamame_envs.jax_games.programs import Programs, programs_of
+from yamame_envs.jax_games.programs import Programs, exact_key, programs_of
 from yamame_envs.jax_games.runtime import jax_device, load_jax, to_jax, to_torch
 from yamame_envs.jax_games.worlds import Start, Worlds
 from yamame_envs.split import FEWEST, Split, draw_side, hash_of
@@ -38,6 +37,8 @@ from yamame_envs.tasks import Tensors
 
 _PROBED_TASKS = 64
 """Tasks that are drawn to find out whether there are enough for a split."""
+_NOT_OWN = ("popgym", "yamame", "yamame_envs")
+"""Packages in which no game of a user is found: ids may name some of them without trust."""
 _STATE = ("streams", "episodes", "seeds", "attempts")
 
 
@@ -147,9 +148,9 @@ class JaxEnv(ContextEnv):
         require(self.label, "settings", settings, is_mapping, "be a mapping of names to values")
         library = source.partition(":")[0] if isinstance(source, str) else None
         draw = self._find_tasks(tasks)
-        given = json.dumps(dict(settings), sort_keys=True, default=repr)
+        given = exact_key(dict(settings))
         if library in LIBRARIES:
-            key = (source, given, draw, success)
+            key: Hashable = (source, given, draw, success)
 
             def make() -> Game:
                 return library_game(str(source), settings, draw, self.label)
@@ -381,6 +382,7 @@ class JaxEnv(ContextEnv):
     def state_dict(self) -> dict[str, Any]:
         """Return copies of everything that decides how all envs continue, also mid-episode."""
         return {
+            "split": self._split,
             "counters": {name: getattr(self, f"_{name}").clone() for name in _STATE},
             "world": self._games.state_dict(),
             "timestep": _cloned(self._timestep),
@@ -397,6 +399,9 @@ class JaxEnv(ContextEnv):
         names = sorted(state_dict)
         for name in ("counters", "world", "timestep"):
             require(self.label, "state_dict", names, name in state_dict, f"hold {name}")
+        split = state_dict.get("split", self._split)  # states of earlier versions do not have it
+        condition = f"be of the tasks {self._split!r}"
+        require(self.label, "state_dict.split", split, split == self._split, condition)
         counters = state_dict["counters"]
         num_envs = self.batch_size[0]
         for name in _STATE:
@@ -418,8 +423,11 @@ class JaxEnv(ContextEnv):
 def _located(text: str, owner: str, name: str) -> Any:
     """Import what ``module:name`` names.
 
+    A name that the module has imported from another package does not count, as ``mylab:os.system``,
+    and nothing is found in modules that an id may name without trust, as ``popgym:core.os.system``.
+
     Raises:
-        ArgumentError: There is no such module or name.
+        ArgumentError: There is no such module or name, or it is of another package.
         MissingExtra: The module needs a package that is not installed.
         UserCodeError: The module has raised an error.
     """
@@ -428,7 +436,9 @@ def _located(text: str, owner: str, name: str) -> Any:
     condition = f"be {known}, or module:name of a class or function of yours"
     if name == "tasks":
         condition = "be null, own, or module:name of a function of yours"
-    require(owner, name, text, bool(module and attribute), condition)
+    package = module.partition(".")[0]
+    is_own = bool(attribute) and package not in ("", *_NOT_OWN, *LIBRARIES)
+    require(owner, name, text, is_own, condition)
     try:
         with user_code(f"{owner}: {name} failed while it was imported", passes=(ImportError,)):
             found: Any = import_module(module)
@@ -439,6 +449,8 @@ def _located(text: str, owner: str, name: str) -> Any:
         if missing is not None:
             raise missing from error
         raise ArgumentError(owner, name, text, condition, remedy=one_line(error)) from error
+    is_own = isinstance(found, Game) or is_of_package(found, package)
+    require(owner, name, text, is_own, f"name a class or function of {package}")
     return found
 
 

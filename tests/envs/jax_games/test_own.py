@@ -1,7 +1,10 @@
 """Games of a user: laws, tasks, trials, ends, and errors of one line."""
 
+from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Discrete
@@ -15,6 +18,7 @@ from yamame.system.messages import OutsideError
 from yamame.system.user_code import UserCodeError
 from yamame_envs import JaxEnv, RepeatedTrials
 from yamame_envs.jax_games import Game
+from yamame_envs.jax_games.programs import exact_key
 from yamame_envs.testing import check_env
 
 Recall = partial(JaxEnv, id="mylab:Recall")
@@ -169,6 +173,71 @@ def test_a_process_compiles_a_game_once_for_each_number_of_envs(game):
     assert cost() > 0
     assert cost(seed=3) == 0
     assert cost(success=None) > 0
+
+
+TABLE = """
+import jax.numpy as jnp
+
+class Table:
+    num_actions, max_steps = 2, 3
+
+    def __init__(self, table):
+        self.total = float(jnp.asarray(table).sum())
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), jnp.int32(0)
+
+    def step_env(self, key, state, action, params):
+        return jnp.zeros(1), state, self.total, False, {}
+"""
+
+
+def test_settings_that_differ_in_one_number_of_an_array_are_different_games(game):
+    game(TABLE)
+    table = np.zeros(5000, np.float32)
+    other = table.copy()
+    other[2500] = 7
+    for settings, total in (({"table": table}, 0.0), ({"table": other}, 7.0)):
+        env = JaxEnv(id="mylab:Table", settings=settings)
+        step = env.step(env.reset().set("action", torch.zeros(1, dtype=torch.int64)))
+        assert step["next", "reward"].item() == total
+
+
+def test_keys_of_settings_tell_types_and_contents_apart():
+    jnp = pytest.importorskip("jax").numpy
+    values = [0, 0.0, -0.0, False, "0", None, [0], (0,), {"0": 0}, {0: 0}, np.float32(0), (0, 0)]
+    values += [np.zeros(2), np.zeros(2, np.float32), np.zeros((2, 1)), np.zeros(1), np.ones(2)]
+    values += [jnp.zeros(2), object(), object()]
+    assert len({exact_key(value) for value in values}) == len(values)
+    assert exact_key({"a": np.ones(3), "b": [1]}) == exact_key({"b": [1], "a": np.ones(3)})
+
+
+@dataclass
+class Unhashable:
+    steps: int = 3
+
+    def __call__(self):
+        return import_module("mylab").Recall()
+
+
+def test_a_function_without_a_hash_makes_a_game(game):
+    game(RECALL)
+    made = Unhashable()
+    with pytest.raises(TypeError):
+        hash(made)
+    expected = JaxEnv(id="mylab:Recall").reset()
+    assert JaxEnv(id=made).reset()["observation"].equal(expected["observation"])
+
+
+def test_a_state_of_other_tasks_is_refused(game):
+    game(CATCH)
+    train, test = (Catch(tasks="own", split=split) for split in ("train", "test"))
+    train.reset()
+    with pytest.raises(ArgumentError, match="split must be of the tasks 'test', got 'train'"):
+        test.load_state_dict(train.state_dict())
+    earlier = train.state_dict()
+    del earlier["split"]
+    train.load_state_dict(earlier)
 
 
 def test_a_state_of_another_game_or_number_of_envs_is_refused(game):

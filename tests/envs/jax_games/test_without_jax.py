@@ -4,10 +4,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from yamame.files.trusted import GAME_LIBRARIES, own_modules
+from yamame.checks import ArgumentError
+from yamame.files.trusted import GAME_LIBRARIES, REGISTERING, own_modules
 from yamame.files.untrusted import UntrustedError, check_file
 from yamame_envs import JaxEnv
 from yamame_envs.adapters.extras import MissingExtra
+from yamame_envs.jax_games import env as env_module
 from yamame_envs.jax_games import libraries
 from yamame_envs.jax_games.game import time_limit_of
 from yamame_envs.jax_games.runtime import load_jax
@@ -75,6 +77,42 @@ def test_a_file_may_name_games_of_libraries_and_others_with_trust_alone():
     assert raised.value.packages == ("mylab.games.", "mylab.tasks.")
     check_file(own, ["mylab."])
     assert own_modules(own["env"]) == ["mylab.games.", "mylab.tasks."]
+    assert own_modules({"ids": ["CartPole-v1", "mylab:Door-v0"]}) == ["mylab."]
+
+
+HIDDEN = (
+    "yamame_envs:jax_games.runtime.os.system",
+    "popgym:core.os.system",
+    "yamame:checks.re.sub",
+)
+
+
+@pytest.mark.parametrize("text", HIDDEN)
+@pytest.mark.parametrize("name", ["id", "tasks"])
+def test_no_game_is_found_inside_of_packages_that_ids_may_name_without_trust(
+    monkeypatch, text, name
+):
+    def load(module):
+        raise AssertionError(f"{module} was imported")
+
+    monkeypatch.setattr(env_module, "import_module", load)
+    with pytest.raises(ArgumentError, match=f"{name} must"):
+        env_module._located(text, "JaxEnv", name)
+    assert set(REGISTERING) <= set(env_module._NOT_OWN)
+
+
+def test_a_module_has_no_games_that_it_imported(tmp_path, monkeypatch):
+    (tmp_path / "imported_games.py").write_text(
+        "import os\nfrom functools import partial\nfrom os import system\n"
+        "def make(size=3):\n    return size\n"
+        "hidden = partial(system)\nsmall = partial(make, size=1)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("os.system", "system", "hidden", "os", "make.__globals__"):
+        with pytest.raises(ArgumentError, match="id must"):
+            env_module._located(f"imported_games:{name}", "JaxEnv", "id")
+    for name, size in (("make", 3), ("small", 1)):
+        assert env_module._located(f"imported_games:{name}", "JaxEnv", "id")() == size
 
 
 @pytest.mark.parametrize(
@@ -82,6 +120,8 @@ def test_a_file_may_name_games_of_libraries_and_others_with_trust_alone():
     [
         settings("gymnax.registration:make"),
         settings("gymnax:CartPole-v1", "gymnax:make"),
+        settings("gymnax:CartPole-v1", "yamame_envs:jax_games.runtime.os.system"),
+        settings("popgym.core:os.system"),
         {"env": {**settings("gymnax:CartPole-v1")["env"], "settings": {"name": "craftax:x"}}},
     ],
 )
