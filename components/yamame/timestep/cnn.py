@@ -207,12 +207,15 @@ class ImpalaCNN(ImageEncoder):
 
 
 class GridCNN(ImageEncoder):
-    """3 x 3 convolutions without strides, for small grids: every cell keeps its position.
+    """2 x 2 convolutions without strides and padding, for small grids (arXiv 2312.12044).
+
+    The result of each is a row and a column smaller. Every cell keeps its position.
 
     Args:
         shape: Shape of one grid, at least 3 x 3.
         out_features: Size of the embedding.
-        depths: Channels of each convolution.
+        depths: Channels of each convolution. A grid of S cells along its shorter side has the first
+            S - 1 of them.
         channel_axis: As for `ImageEncoder`.
         max_images, max_value: As for `ImageEncoder`.
 
@@ -235,7 +238,7 @@ class GridCNN(ImageEncoder):
         owner = type(self).__name__
         require(owner, "depths", tuple(depths), min(depths, default=0) >= 1, "be positive")
 
-        convolutions = partial(
-            ConvNet, num_cells=depths, kernel_sizes=3, paddings=1, activation_class=nn.ReLU
-        )
+        image = ImageShape.of(shape, channel_axis=channel_axis, owner=owner)
+        layers = list(depths)[: max(1, min(image.height, image.width) - 1)]
+        convolutions = partial(ConvNet, num_cells=layers, kernel_sizes=2, activation_class=nn.ReLU)
         super().__init__(shape, convolutions, out_features, channel_axis, max_images, max_value)
