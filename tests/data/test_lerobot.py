@@ -91,11 +91,11 @@ class Masked(Transform):
     """Adds a mask of actions."""
 
     def _call(self, next_tensordict):
-        mask = next_tensordict["observation"][..., :4] >= 0
-        mask[..., 1] = next_tensordict["observation"].sum(-1) > 1
+        mask = next_tensordict["observation"].sum(-1, keepdim=True) >= torch.arange(4) / 2
         return next_tensordict.set("action_mask", mask)
 
-    _reset = Transform._reset
+    def _reset(self, tensordict, tensordict_reset):
+        return self._call(tensordict_reset)
 
     def transform_observation_spec(self, observation_spec):
         from torchrl.data import Binary
@@ -108,7 +108,6 @@ class Masked(Transform):
 def collected(env, num_steps=150):
     """The format of an environment, and a buffer with trajectories of it."""
     torch.manual_seed(0)
-    np.random.default_rng(0)
     buffer = TrajectoryReplayBuffer("replay", capacity=10_000, batch_size=4)
 
     class Policy(torch.nn.Module):
@@ -303,7 +302,7 @@ def test_what_is_no_whole_episode_is_not_written(once):
 
     refused(no_end, "ends")
     refused(lambda steps: steps["next", "truncated"].fill_(True), "ends")
-    refused(lambda steps: steps["step_index"].add_(3), "first step")
+    refused(lambda steps: steps["step_index"].add_(3), "first step_index")
     refused(lambda steps: steps["observation"].fill_(float("nan")), "observation.*finite")
     refused(lambda steps: steps.set("x", steps["observation"].bfloat16()), "'x'.*bfloat16")
 
@@ -617,7 +616,7 @@ COLUMNS = [
 @pytest.mark.parametrize("make", [v2, v3])
 def test_wrong_columns_are_refused_with_their_place(make, change, part):
     def once(columns):
-        if columns["frame_index"][:4] is not None and len(columns["action"]) > 3:
+        if len(columns["action"]) > 3:
             change(columns)
 
     refused(make(change=once), part, ".parquet")
@@ -781,7 +780,7 @@ def test_any_damage_is_told_in_one_line(make):
     files = [path for path in files if path.name in used or "file-" in str(path)]
     files += folder.glob("data/*/episode*")
     num_refused = 0
-    for number in range(240):
+    for number in range(150):
         file = files[number % len(files)]
         content = file.read_bytes()
         place = rng.randrange(len(content))
@@ -797,7 +796,7 @@ def test_any_damage_is_told_in_one_line(make):
             assert "\n" not in message
             assert str(folder) in message
         file.write_bytes(content)
-    assert num_refused > 100
+    assert num_refused > 60
     assert len(lerobot(str(folder), format=shape)) == expected
 
 

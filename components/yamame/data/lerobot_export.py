@@ -97,7 +97,6 @@ def write_lerobot(
 def _write(folder: Path, stores: Sequence[Store], fps: int, task: str) -> None:
     """Write all files of a dataset."""
     data = _DataFiles(folder)
-    statistics: dict[str, _Statistics] = {}
     last: list[Columns] = []
     for number, trajectory in enumerate(_trajectories(stores)):
         rows, final = _episode(trajectory, number)
@@ -108,8 +107,6 @@ def _write(folder: Path, stores: Sequence[Store], fps: int, task: str) -> None:
         rows["episode_index"] = np.full(length, number)
         rows["index"] = data.num_rows + frames
         rows["task_index"] = np.zeros(length, np.int64)
-        for column, values in rows.items():
-            statistics.setdefault(column, _Statistics()).add(values)
         data.add(rows)
         last.append(final)
     require(OWNER, "trajectories", 0, bool(last), "be at least 1, with a step")
@@ -136,7 +133,7 @@ def _write(folder: Path, stores: Sequence[Store], fps: int, task: str) -> None:
         FORMAT: 1,
     }
     _write_json(folder / INFO, info)
-    described = {column: values.describe() for column, values in statistics.items()}
+    described = {column: values.describe() for column, values in data.statistics.items()}
     _write_json(folder / "meta/stats.json", described)
     _write_table(folder / _EPISODES, data.episodes(task))
     _write_table(folder / "meta/tasks.parquet", _tasks(task))
@@ -151,7 +148,7 @@ def _trajectories(stores: Sequence[Store]) -> Iterator[TensorDictBase]:
             if length < 2:
                 num_empty += 1
                 continue
-            yield store.get([number])[0].cpu()
+            yield store.get([number])[0]
     if num_empty:
         print_stderr(f"data: {num_empty} trajectories without a step are left out")
 
@@ -163,9 +160,10 @@ def _episode(trajectory: TensorDictBase, number: int) -> tuple[Columns, Columns]
         UsageError: It is not a whole episode, or an entry cannot be stored.
     """
     name = f"{OWNER}: trajectory {number}"
-    first = int(trajectory["step_index"][0]) if "step_index" in trajectory.keys() else 0
+    step_index = trajectory.get("step_index", None)
+    is_start = step_index is None or not bool(step_index[:1].any())
     condition = "be 0: whole episodes are written, not parts of them"
-    require(name, "first step", first, first == 0, condition)
+    require(name, "first step_index", "others", is_start, condition)
 
     rows: Columns = {}
     final: Columns = {"episode_index": np.array([number])}
@@ -181,8 +179,12 @@ def _episode(trajectory: TensorDictBase, number: int) -> tuple[Columns, Columns]
             final[column] = values[-1:]
     for column in ("action", "next.reward", "next.terminated", "next.truncated"):
         require(name, "columns", sorted(rows), column in rows, f"include {column!r}")
-    done = rows["next.terminated"] | rows["next.truncated"]
-    is_end = done.reshape(-1).tolist() == [False] * (len(done) - 1) + [True]
+    done = np.zeros(len(trajectory) - 1, bool)
+    for column in ("next.terminated", "next.truncated"):
+        flags = rows[column]
+        require(name, f"shape of {column!r}", flags.shape, flags.shape == done.shape, "be [T, 1]")
+        done |= flags != 0
+    is_end = done.tolist() == [False] * (len(done) - 1) + [True]
     ends = np.flatnonzero(done)[:3].tolist()
     require(name, "ends", ends, is_end, f"be the last of the {len(done)} steps alone")
     rows["next.done"] = done
@@ -202,7 +204,7 @@ def _to_numpy(values: torch.Tensor, name: str) -> Array:
     require(name, "dtype", dtype, dtype in _DTYPES, f"be one of {', '.join(_DTYPES)}")
     is_finite = bool(values.isfinite().all())
     require(name, "values", "NaN or infinite numbers", is_finite, "be finite")
-    array: Array = values.contiguous().numpy()
+    array: Array = values.cpu().contiguous().numpy()
     return array.reshape(len(array)) if array.shape[1:] in ((), (1,)) else array
 
 
@@ -216,11 +218,13 @@ class _DataFiles:
     Attributes:
         first: Rows of the first episode.
         num_rows: Number of rows added.
+        statistics: Statistics of the columns, complete once all is written.
     """
 
     folder: Path
     first: Columns = field(default_factory=dict)
     num_rows: int = 0
+    statistics: dict[str, "_Statistics"] = field(default_factory=dict)
     _waiting: list[Columns] = field(default_factory=list)
     _num_bytes: int = 0
     _num_files: int = 0
@@ -253,6 +257,7 @@ class _DataFiles:
         joined = {}
         for column in self.first:
             joined[column] = np.concatenate([rows[column] for rows in self._waiting])
+            self.statistics.setdefault(column, _Statistics()).add(joined[column])
         table = _table(joined)
         if self._writer is None:
             chunk, file = divmod(self._num_files, _FILES_PER_CHUNK)
@@ -303,7 +308,7 @@ class _DataFiles:
 
 
 class _Statistics:
-    """Statistics of a column over all rows, merged episode by episode."""
+    """Statistics of a column over all rows, merged part by part."""
 
     def __init__(self) -> None:
         self._count = 0
