@@ -76,8 +76,8 @@ def write_lerobot(
         OSError: A file cannot be written.
     """
     folder = Path(path)
-    is_new = not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
-    if not is_new:
+    is_empty = folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())
+    if os.path.lexists(folder) and not is_empty:
         remedy = "name another folder"
         raise UsageError(f"{OWNER}: {folder} must be new or empty", remedy=remedy)
     stores = source.stores if isinstance(source, TrajectoryDataset) else [source]

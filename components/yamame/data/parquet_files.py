@@ -14,17 +14,11 @@ import numpy as np
 
 from yamame.checks import UsageError, require
 from yamame.data.extras import import_extra
-from yamame.data.page_headers import read_page_headers
+from yamame.data.parquet_sizes import count_bytes
 from yamame.data.sizes import Sizes
 from yamame.files.paths import open_regular
 from yamame.spaces.arrays import Array
 from yamame.system.messages import one_line
-
-_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8}
-_OTHER_WIDTH = 8
-"""Bytes of a value of another type, such as a number in half precision."""
-_LEVEL = 4
-"""Bytes that the reader needs for the place of a value in a list."""
 
 
 class ParquetFile:
@@ -91,7 +85,7 @@ class ParquetFile:
         for name in names:
             self._check_type(name)
         try:
-            self._count(names)
+            self._sizes.add(self._name, count_bytes(self._file, names), self._stored)
             table = self._parquet.read(columns=names, use_threads=False)
             arrays = {}
             for name in names:
@@ -122,26 +116,6 @@ class ParquetFile:
         while isinstance(found, self._pyarrow.BaseExtensionType):
             found = found.storage_type
         return found
-
-    def _count(self, names: list[str]) -> None:
-        """Add the sizes of columns, by the metadata of the file and by the headers of its pages."""
-        metadata = self._parquet.metadata
-        num_bytes = 0
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            if group.num_rows == 0:
-                continue
-            for place in range(group.num_columns):
-                column = group.column(place)
-                # pyarrow takes the texts before dots for the names of groups.
-                path = column.path_in_schema
-                if not any(path == name or path.startswith(f"{name}.") for name in names):
-                    continue
-                width = _WIDTHS.get(column.physical_type, _OTHER_WIDTH) + _LEVEL
-                pages = read_page_headers(self._file, column, self._stored)
-                num_values = max(column.num_values, group.num_rows, pages.num_values)
-                num_bytes += max(num_values * width, pages.num_bytes)
-        self._sizes.add(self._name, num_bytes, self._stored)
 
     def _to_numpy(self, column: Any, name: str) -> Array:
         parts = []
