@@ -158,7 +158,8 @@ class LeRobotDataset:
 
     def _rows_of_v2(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         path = inside(self._folder, "meta/episodes.jsonl")
-        for number, line in enumerate(_read(path).splitlines(), 1):
+        # Texts may hold other ends of lines.
+        for number, line in enumerate(_read(path).split("\n"), 1):
             if not line.strip():
                 continue
             place = f"{path}: line {number}"

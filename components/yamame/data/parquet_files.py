@@ -44,7 +44,7 @@ class ParquetFile:
         try:
             self._file = open_regular(path)
         except FileNotFoundError as error:
-            raise UsageError(f"{path}: must be an existing file, the data set names it") from error
+            raise UsageError(f"{path}: must be an existing file, the metadata name it") from error
         try:
             self._stored = os.fstat(self._file.fileno()).st_size
             self._parquet = parquet.ParquetFile(self._file, page_checksum_verification=True)

@@ -60,7 +60,7 @@ def count_bytes(file: IO[bytes], names: Collection[str]) -> int:
             # pyarrow takes the texts before dots for the names of groups.
             if not any(path == name or path.startswith(f"{name}.") for name in names):
                 continue
-            width = _WIDTHS.get(column.get(_TYPE), _OTHER_WIDTH) + _LEVEL
+            width = _WIDTHS.get(_number(column, _TYPE), _OTHER_WIDTH) + _LEVEL
             in_pages, uncompressed = _count_pages(file, column, file_size)
             num_values = max(num_rows, _number(column, _NUM_VALUES), in_pages)
             num_bytes += max(num_values * width, uncompressed)
