@@ -1,8 +1,9 @@
-"""Export a trained agent for programs that have neither its environment nor Hydra.
+"""Export a trained agent for programs that have neither its environment nor Hydra, or its data.
 
     yamame export run=runs/mine path=agents/mine              # a folder for yamame.load
     yamame export run=runs/mine path=mine.onnx greedy=true    # the acting step; or .pt2
     yamame export run=runs/mine path=models/mine mlflow=true  # an MLflow model
+    yamame export run=runs/mine path=data/mine dataset=lerobot  # the trajectories in its replay
 
 Checkpoints of earlier versions do not hold the agent's spaces. For them the environment is built.
 """
@@ -24,16 +25,22 @@ from yamame.checks import at_source, require_setting
 from yamame.cli.app import main
 from yamame.cli.nodes import plain
 from yamame.cli.settings import ExportConfig
+from yamame.data import write_lerobot
 from yamame.deploy import DeployedAgent, Interface, SavedAgent
 from yamame.deploy.load import OldCheckpointError, from_checkpoint, read_saved
 from yamame.deploy.mlflow_model import save_model
 from yamame.deploy.sources import read_checkpoint
+from yamame.files.paths import check_tree, inside
+from yamame.replay import TrajectoryFollower
 from yamame.runs.trained import load_trained
 
 
 def export(cfg: ExportConfig) -> None:
     """Run the recipe."""
     path = Path(cfg.path)
+    if cfg.dataset is not None:
+        export_replay(cfg, path)
+        return
     options = {"gamma": cfg.gamma, "greedy": cfg.greedy, "context_length": cfg.context_length}
     is_graph = path.suffix in (".pt2", ".onnx")
     is_folder = not (is_graph and cfg.mlflow)
@@ -46,6 +53,26 @@ def export(cfg: ExportConfig) -> None:
             save_model(agent, path)
         else:
             agent.save_pretrained(path, small=cfg.small)
+    print(path)
+
+
+def export_replay(cfg: ExportConfig, path: Path) -> None:
+    """Write the trajectories in the replay of a run as a dataset."""
+    agent_only = ("mlflow", "small", "greedy", "gamma", "context_length")
+    ignored = [key for key in agent_only if getattr(cfg, key) not in (None, False)]
+    condition = "be null with settings of an agent: it exports trajectories"
+    remedy = f"remove {', '.join(ignored)}"
+    require_setting("dataset", cfg.dataset, not ignored, condition, remedy=remedy)
+    has_replay = (Path(cfg.run) / "replay").is_dir()
+    condition = "be the directory of a run with a folder replay"
+    require_setting("run", cfg.run, has_replay, condition)
+    with at_source(f"run={cfg.run}"):
+        folder = inside(cfg.run, "replay")
+        check_tree(folder)
+        replay = TrajectoryFollower(folder)
+        # The run may have been copied, or written by a machine that failed.
+        replay.verify()
+        write_lerobot(path, replay)
     print(path)
 
 

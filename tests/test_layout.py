@@ -39,7 +39,7 @@ DOORS = {
     "cli": {"cloudpickle", "hydra", "omegaconf", "pydantic", "pydantic_core", "yaml"},
     "collectors": {"ray"},
     "deploy": {"mlflow", "safetensors"},
-    "data": {"h5py", "minari"},
+    "data": {"h5py", "minari", "pyarrow"},
     "doctor": {"omegaconf", "packaging", "psutil"},
     "tracking": {"hydra", "omegaconf", "mlflow", "psutil"},
     "trajectory": {"transformers"},

@@ -61,7 +61,9 @@ ELSEWHERE |= {
     *(str(path.relative_to(CONF).with_suffix("")) for path in CONF.glob("reproduce/**/*.yaml")),
     *(f"compare/{path.stem}" for path in CONF.glob("compare/*")),
 }
-ELSEWHERE |= {f"data/{name}" for name in ("hdf5", "minari", "none", "npz", "runs", "torchrl")}
+ELSEWHERE |= {
+    f"data/{name}" for name in ("hdf5", "lerobot", "minari", "none", "npz", "runs", "torchrl")
+}
 ELSEWHERE |= {"curriculum/none", "curriculum/plr", "data/amago", "hydra/launcher/local"}
 """Choices of all runs here, and of tests of their own."""
 

@@ -2,6 +2,7 @@
 version.
 """
 
+import json
 import os
 import warnings
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yamame
+from yamame.replay import TrajectoryFollower
 
 TINY = [
     "debug=tiny",
@@ -56,6 +58,29 @@ def test_a_run_becomes_a_folder_and_this_a_graph(export):
     program = torch.export.load("mine.pt2")
     ((example,), _) = program.example_inputs
     assert program.module()(example)["action"].shape == (2,)
+
+
+def test_the_replay_of_a_run_becomes_a_dataset(export, play, folder):
+    pytest.importorskip("pyarrow")
+    name = "dataset=lerobot"
+    assert export("run=runs/mine", "path=datasets/mine", name) == (0, "datasets/mine\n", "")
+    info = json.loads(Path("datasets/mine/meta/info.json").read_text())
+    replay = TrajectoryFollower("runs/mine/replay")
+    assert info["total_episodes"] == len(replay)
+    assert info["total_frames"] == int((replay.lengths - 1).sum())
+    arguments = [*TINY[:-2], "run.name=theirs", "data=lerobot", "data.path=datasets/mine"]
+    assert play("offline", folder, *arguments)[0] == 0
+
+    for arguments, parts in (
+        (["run=runs/mine", "path=datasets/mine"], ["datasets/mine must be new or empty"]),
+        (["run=agents", "path=x"], ["run: must be the directory of a run", "replay"]),
+        (["run=runs/mine", "path=x", "greedy=true"], ["dataset: must be null", "greedy"]),
+    ):
+        status, out, err = export(*arguments, name)
+        assert (status, out) == (2, "")
+        assert all(part in err for part in parts), err
+        assert len(err.splitlines()) == 1
+    assert not Path("x").exists()
 
 
 def test_a_checkpoint_of_an_earlier_version_is_completed_by_its_environment(export):

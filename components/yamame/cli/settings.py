@@ -146,6 +146,9 @@ class ExportConfig(Config):
     path: VerbatimText
     """Folder to write, with weights, config.json and a model card; or a file: .pt2 (torch.export)
     or .onnx."""
+    dataset: Literal["lerobot"] | None
+    """Write the trajectories in the replay of a run directory instead of the agent, in this layout
+    (docs/data.md); null: the agent."""
     checkpoint: Literal["best", "last"]
     """Weights to load: best (the checkpoint with the best evaluation in training) or last."""
     tracking_uri: Text

@@ -1,4 +1,4 @@
-"""Sources of trajectories: runs, ``.npz`` and HDF5 files, Minari, and TorchRL's datasets.
+"""Sources of trajectories: runs, files, and datasets of Minari, LeRobot, AMAGO and TorchRL.
 
 Files are only read, and become a `TrajectoryDataset` of trajectories as the environment's collector
 would have stored them. Incomplete data, and data that do not fit the environment, raise an error
@@ -6,22 +6,23 @@ that names the file and the entry.
 """
 
 import glob
-import importlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 from torchrl.envs.transforms import Transform
 
-from yamame.checks import UsageError, require
+from yamame.checks import UsageError, require, require_choice
 from yamame.data.amago_files import Segment, matching_files, read_segment
+from yamame.data.extras import import_extra
 from yamame.data.format import TrajectoryFormat
 from yamame.data.hdf5_files import opened
+from yamame.data.lerobot_files import Ends, LeRobotDataset
 from yamame.data.minari_files import read_episodes
 from yamame.data.numpy_files import read_npz
 from yamame.data.sizes import Sizes
@@ -144,7 +145,7 @@ def hdf5(
     Arrays are at the root as in D4RL, or in a group per episode. Needs h5py:
     ``pip install 'yamame[data]'``. Arguments and errors are those of `npz`.
     """
-    h5py = _import("h5py")
+    h5py = import_extra("h5py")
     reader = _read_hdf5(path, h5py)
     store = load(format, reader, name=path, drop_unfinished=drop_unfinished, indices=indices)
     return TrajectoryDataset([store], transform=transform, sample_by=sample_by)
@@ -179,7 +180,7 @@ def minari(
     Raises:
         ValueError: A dataset does not exist, or its trajectories do not fit the environment.
     """
-    library = _import("minari")
+    library = import_extra("minari")
     # Minari stores values of the action space: there is nothing to set.
     store = load(format, _read_minari(path, library, download), name=path, indices=None)
     return TrajectoryDataset([store], transform=transform, sample_by=sample_by)
@@ -264,6 +265,43 @@ def amago(
     return TrajectoryDataset([loader.finish(path)], transform=transform, sample_by=sample_by)
 
 
+def lerobot(
+    path: Paths,
+    *,
+    format: TrajectoryFormat,
+    transform: Transform | None = None,
+    sample_by: SampleBy = "trajectory",
+    ends: Ends = "terminated",
+    indices: bool = False,
+) -> TrajectoryDataset:
+    """Read datasets in the layout of LeRobot, see `yamame.data.lerobot_files`.
+
+    Needs pyarrow: ``pip install 'yamame[data]'``.
+
+    Args:
+        path: Folders with ``meta/info.json``; a list, or a pattern.
+        format: Format of the environment to learn for.
+        transform, sample_by: As for `TrajectoryDataset`.
+        ends: Meaning of ``next.done``, where ``next.terminated`` and ``next.truncated`` are
+            missing. ``terminated``: the task ended, and later values are 0. ``truncated``: the
+            episode was cut, and its last step is left out, because the observation after it is
+            unknown. Episodes whose last ``next.done`` is false are always truncated.
+        indices: As for `npz`. Datasets of `write_lerobot` need no choice.
+
+    Raises:
+        ValueError: A dataset cannot be read, or does not fit the environment.
+    """
+    require_choice("lerobot", "ends", ends, get_args(Ends))
+    loader = _Loader(format, False, indices)
+    sizes = Sizes()
+    for folder in _matching(path):
+        dataset = LeRobotDataset(folder, format, ends=ends, sizes=sizes)
+        for name, table in dataset.tables():
+            with _naming(name):
+                loader.add_tables(table, name, is_stored=dataset.is_ours)
+    return TrajectoryDataset([loader.finish(path)], transform=transform, sample_by=sample_by)
+
+
 def load(
     format: TrajectoryFormat,
     reader: Iterable[tuple[str, Content]],
@@ -313,8 +351,11 @@ class _Loader:
         self._is_ambiguous = False
         self._empty: list[str] = []
 
-    def add_tables(self, tree: Mapping[str, Any], name: str) -> None:
-        """Add the episodes of all tables in nested mappings."""
+    def add_tables(self, tree: Mapping[str, Any], name: str, *, is_stored: bool = False) -> None:
+        """Add the episodes of all tables in nested mappings.
+
+        Actions are known to be stored entries, which count from 0, if ``is_stored``.
+        """
         found = list(tables(tree, name))
         condition = "hold 'actions', at the root or in groups"
         require(name, "arrays", sorted(tree), bool(found), condition)
@@ -326,12 +367,13 @@ class _Loader:
                     self._format,
                     place,
                     drop_unfinished=self._drop_unfinished,
-                    indices=self._indices,
+                    indices=True if is_stored else self._indices,
                 )
                 if len(steps) == 0:
                     self._empty.append(place)
                     continue
-                self._check_ambiguity(read_tree(table, "actions", place))
+                if not is_stored:
+                    self._check_ambiguity(read_tree(table, "actions", place))
                 # Actions of the table are stored entries now, which count from 0.
                 self._parts += self._format.trajectories(steps, place, indices=True)
 
@@ -431,13 +473,3 @@ def _matching(path: Paths) -> list[Path]:
         found += [Path(name) for name in names]
     require("data", "path", path, bool(found), "name at least one file or folder")
     return found
-
-
-def _import(library: str) -> Any:
-    """Import a library that only some sources need."""
-    try:
-        return importlib.import_module(library)
-    except ImportError as error:
-        raise UsageError(
-            f"data: {library} must be installed, with pip install 'yamame[data]': {error}"
-        ) from error

@@ -57,7 +57,7 @@ class Kind:
 _WORKERS = Kind("yamame_envs", "yamame_envs.Workers")
 _WRAPPERS = ("HostedEnv", "RepeatedTrials", "CurriculumEnv")
 _TRACKER = "yamame.tracking.Tracker"
-_DATA = ("amago", "hdf5", "minari", "npz", "runs", "torchrl")
+_DATA = ("amago", "hdf5", "lerobot", "minari", "npz", "runs", "torchrl")
 
 KINDS = {
     "env": (
