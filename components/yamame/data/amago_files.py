@@ -148,8 +148,8 @@ def read_segment(path: Path, format: TrajectoryFormat, sizes: Sizes) -> Segment:
     in_range = follows and time[0] >= 0 and time[-1] <= _MOST_STEPS
     condition = f"count the steps of one episode, in whole numbers from 0 to {_MOST_STEPS}"
     require(name, "'time_idxs'", time[:3].tolist(), in_range, condition)
-    done = as_flags(torch.from_numpy(arrays["dones"][:, 0].astype(np.float64)), name, "'dones'")
-    done = done.numpy()
+    flags = torch.from_numpy(arrays["dones"][:, 0].astype(np.float64))
+    done = as_flags(flags, name, "'dones'").numpy()
     condition = "be of one episode: false before the last step"
     require(name, "'dones'", int(done.sum()), not bool(done[:-1].any()), condition)
 
