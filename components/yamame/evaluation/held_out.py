@@ -107,27 +107,26 @@ def evaluate(
             tasks = None if task_seeds is None else task_seeds[first : first + count]
             copied = fresh_copy(policy)
             results.append(_play_round(copied, env, count, max_steps, memory_reset, tasks))
-    result = concatenate(results)
-    if task_seeds is None:
-        _report_few_tasks(result, env)
-    return result
+    return _report_few_tasks(concatenate(results), env, is_sample=task_seeds is None)
 
 
-def _report_few_tasks(result: EvaluationResult, env: EnvBase) -> None:
-    """Print that an evaluation has met few tasks, where the environment holds tasks out."""
+def _report_few_tasks(
+    result: EvaluationResult, env: EnvBase, *, is_sample: bool
+) -> EvaluationResult:
+    """Return a result, and print if its sample of one side of a split has few tasks."""
     num_episodes = result.returns.numel()
     num_tasks = result.num_tasks
     has_split = isinstance(env_attribute(env, "novelty"), str)
     # In fewer episodes, a side of many tasks may show few of them by chance.
-    if not has_split or num_tasks is None or num_episodes < _SHOWS_TASKS:
-        return
-    if num_tasks < _FEWEST_TASKS:
+    shows_tasks = is_sample and has_split and num_episodes >= _SHOWS_TASKS
+    if shows_tasks and num_tasks is not None and num_tasks < _FEWEST_TASKS:
         print_once(
             f"evaluation: {num_episodes} episodes have met only {num_tasks} different tasks of "
             "this side of env.split, so scores and intervals say little about other tasks; use an "
             "environment with more tasks",
             subject="few tasks of a side of the split",
         )
+    return result
 
 
 def _check_arguments(policy: Policy, env: EnvBase, memory_reset: MemoryReset) -> None:
