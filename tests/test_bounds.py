@@ -4,6 +4,7 @@ import importlib
 import inspect
 import math
 import re
+import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,17 @@ def test_many_arguments_have_bounds():
     assert len(ARGUMENTS) > 20
 
 
+def required(build: Callable[..., Any]) -> dict[str, None]:
+    """Return None for every required argument: it is not checked, and nothing is built."""
+    function = build.__init__ if inspect.isclass(build) else build
+    arguments = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if name != "self" and is_named and parameter.default is parameter.empty:
+            arguments[name] = None
+    return arguments
+
+
 @pytest.mark.parametrize(
     ("target", "argument", "bounds"),
     ARGUMENTS,
@@ -66,19 +78,40 @@ def test_many_arguments_have_bounds():
 )
 def test_a_number_outside_of_its_bounds_is_named(target, argument, bounds):
     build = locate(target)
-    function = build.__init__ if inspect.isclass(build) else build
-    required = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if name != "self" and is_named and parameter.default is parameter.empty:
-            # Arguments are checked before anything is built, and None is not checked.
-            required[name] = None
     for value in outside(bounds):
         with pytest.raises(ArgumentError) as caught:
-            build(**{**required, argument: value})
+            build(**{**required(build), argument: value})
         error = caught.value
         assert (error.owner, error.name) == (target.rpartition(".")[2], argument)
         assert repr(error.value) == repr(value)
+
+
+def flag_arguments() -> Iterator[tuple[str, str]]:
+    """Yield target and argument of all flags of components; readers of data have other checks."""
+    for name in targets():
+        if name.startswith("yamame.data."):
+            continue
+        build = locate(name)
+        hints = typing.get_type_hints(build.__init__ if inspect.isclass(build) else build)
+        for argument, hint in hints.items():
+            if argument != "return" and hint in (bool, bool | None):
+                yield name, argument
+
+
+FLAGS = list(flag_arguments())
+
+
+def test_many_arguments_are_flags():
+    assert len(FLAGS) > 20
+
+
+@pytest.mark.parametrize(("target", "argument"), FLAGS, ids=map(".".join, FLAGS))
+def test_a_flag_that_is_no_bool_is_named(target, argument):
+    build = locate(target)
+    for value in ("no", 0, []):
+        with pytest.raises(ArgumentError, match="must be true or false") as caught:
+            build(**{**required(build), argument: value})
+        assert (caught.value.owner, caught.value.name) == (target.rpartition(".")[2], argument)
 
 
 NUMBERS = st.floats(-10, 10) | st.integers(-10, 10)

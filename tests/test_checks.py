@@ -2,9 +2,11 @@
 
 import copy
 import pickle
-from typing import Annotated
+from typing import Annotated, Literal
 
+import numpy as np
 import pytest
+import torch
 from yamame.checks import (
     ArgumentError,
     Bounds,
@@ -34,6 +36,9 @@ class Layer:
         *,
         dropout: UnitInterval = 0.0,
         limit: Annotated[float, Bounds(above=0)] | None = None,
+        bias: bool = True,
+        greedy: bool | None = None,
+        compile: bool | Literal["auto"] = "auto",
         **rest: int,
     ) -> None:
         self.size, self.dropout, self.limit = size, dropout, limit
@@ -55,6 +60,10 @@ class Derived(Layer):
         ({"size": True}, "size", True),
         ({"size": 2.5}, "size", 2.5),
         ({"size": float("inf")}, "size", float("inf")),
+        *[({"size": 1, "bias": value}, "bias", value) for value in ("no", "false", 0, 1.0, [])],
+        ({"size": 1, "bias": torch.ones(1).bool()}, "bias", torch.ones(1).bool()),
+        ({"size": 1, "bias": np.float32(1)}, "bias", np.float32(1)),
+        ({"size": 1, "greedy": "no"}, "greedy", "no"),
     ],
 )
 @pytest.mark.parametrize("cls", [Layer, Derived])
@@ -72,6 +81,10 @@ def test_values_within_bounds_and_none_are_accepted():
     layer = Layer(1, "a", dropout=1, limit=None, other=-1)
     assert (layer.size, layer.dropout, layer.limit) == (1, 1, None)
     assert Layer(2**70).size == 2**70
+    flags = (True, False, np.True_, np.array(False), torch.tensor(True))
+    for flag in flags:
+        assert Layer(1, bias=flag, greedy=flag, compile="auto").size == 1
+    assert Layer(1, bias=None, greedy=None).size == 1
 
 
 def test_missing_arguments_raise_pythons_own_error():

@@ -239,12 +239,8 @@ def require(
     """Raise unless a condition holds.
 
     Args:
-        owner: Class or function that was called.
-        name: Argument.
-        value: Value of the argument.
+        owner, name, value, condition, remedy: As for `ArgumentError`.
         holds: Result of the check.
-        condition: Condition, in words that follow "must".
-        remedy: What the user can do, if the condition alone does not say it.
 
     Raises:
         ArgumentError: "<owner>: <name> must <condition>, got <value>".
@@ -277,11 +273,8 @@ def require_setting(
     """Raise unless a value of the configuration meets a condition.
 
     Args:
-        key: Dotted key of the value.
-        value: Value in the configuration.
+        key, value, condition, remedy: As for `SettingError`.
         holds: Result of the check.
-        condition: Condition, in words that follow "must".
-        remedy: What the user can do, if the condition alone does not say it.
 
     Raises:
         SettingError: "<key>: must <condition>, got <value>".
@@ -318,9 +311,8 @@ def require_at_least(owner: str, least: float, **values: float) -> None:
     """
     for name, value in values.items():
         require(owner, name, value, value >= least, f"be at least {least}")
-        require(
-            owner, name, value, value <= MOST.get(name, math.inf), f"be at most {MOST.get(name)}"
-        )
+        most = MOST.get(name, math.inf)
+        require(owner, name, value, value <= most, f"be at most {most}")
 
 
 @dataclass(frozen=True)
@@ -422,15 +414,18 @@ def bounds_of(function: Callable[..., Any]) -> dict[str, Bounds]:
     >>> bounds_of(train)
     {'steps': Bounds(least=1, ...), 'decay': Bounds(least=0, most=1, ...)}
     """
-    return {name: bounds for name, (_, bounds) in _bounded_arguments(function).items()}
+    arguments = _checked_arguments(function)
+    return {name: bounds for name, (_, bounds) in arguments.items() if bounds is not None}
 
 
-def _bounded_arguments(function: Callable[..., Any]) -> dict[str, tuple[type, Bounds]]:
-    """Return the type and the bounds of every argument that has bounds."""
+def _checked_arguments(function: Callable[..., Any]) -> dict[str, tuple[type, Bounds | None]]:
+    """Return the type and the bounds of every argument with bounds, and of flags, without any."""
     target = function.__init__ if inspect.isclass(function) else function
     hints = typing.get_type_hints(target, include_extras=True)
-    found = {}
+    found: dict[str, tuple[type, Bounds | None]] = {}
     for name, hint in hints.items():
+        if hint in (bool, bool | None):
+            found[name] = (bool, None)
         for kind, bounds in _bounds_in(hint):
             found[name] = (kind, bounds)
     return found
@@ -447,14 +442,22 @@ def _bounds_in(hint: Any) -> Iterator[tuple[type, Bounds]]:
             yield from _bounds_in(member)
 
 
+def _is_flag(value: Any) -> bool:
+    """Return whether a value is a bool, or a scalar bool of NumPy, torch or JAX."""
+    # By the name of the dtype: the command line does without these libraries.
+    dtype = str(getattr(value, "dtype", None)).removeprefix("torch.")
+    return isinstance(value, bool) or (dtype == "bool" and tuple(value.shape) == ())
+
+
 def check_bounds(function: Function) -> Function:
     """Decorate a function or constructor so that it raises for numbers outside of their bounds.
 
-    None is not checked: the annotation tells whether it is allowed.
+    Arguments annotated as ``bool`` must be flags: a text such as ``"no"`` would count as true. None
+    is not checked: the annotation tells whether it is allowed.
 
     Raises:
-        ArgumentError: When called, and a number is outside of the bounds of its annotation, or a
-            value that has bounds is not a number.
+        ArgumentError: When called, and a number is outside of the bounds of its annotation, a value
+            that has bounds is not a number, or a flag is not a bool.
 
     >>> @check_bounds
     ... def train(steps: PositiveInt): ...
@@ -464,7 +467,7 @@ def check_bounds(function: Function) -> Function:
     """
     signature = inspect.signature(function)
     is_constructor = function.__name__ == "__init__"
-    bounded: dict[str, tuple[type, Bounds]] = {}
+    bounded: dict[str, tuple[type, Bounds | None]] = {}
     is_read = False
 
     @functools.wraps(function)
@@ -472,7 +475,7 @@ def check_bounds(function: Function) -> Function:
         nonlocal bounded, is_read
         if not is_read:
             # Annotations are resolved at the first call: they may name classes defined later.
-            bounded = _bounded_arguments(function)
+            bounded = _checked_arguments(function)
             is_read = True
         try:
             arguments = signature.bind(*args, **kwargs).arguments
@@ -485,12 +488,13 @@ def check_bounds(function: Function) -> Function:
             if value is None or name not in bounded:
                 continue
             kind, bounds = bounded[name]
+            if bounds is None:
+                require(owner, name, value, _is_flag(value), "be true or false")
+                continue
             is_number = isinstance(value, Real) and not isinstance(value, bool)
-            if not is_number or not bounds.contain(value):
-                raise ArgumentError(owner, name, value, bounds.condition)
+            require(owner, name, value, is_number and bounds.contain(value), bounds.condition)
             # Counts such as 1e6 are floats, and whole.
-            if kind is int and value % 1 != 0:
-                raise ArgumentError(owner, name, value, "be an integer")
+            require(owner, name, value, kind is not int or value % 1 == 0, "be an integer")
         return function(*args, **kwargs)
 
     return typing.cast(Function, checked)

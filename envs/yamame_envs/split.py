@@ -28,7 +28,8 @@ Split = Literal["all", "train", "test"]
 HELD_OUT = 0.25
 """Share of tasks that is held out."""
 FEWEST = 8
-"""Smallest number of different tasks that can be split."""
+"""Smallest number of different tasks that can be split. One side may have fewer, which evaluations
+report (`yamame.evaluation.evaluate`)."""
 # Separates the seeds of candidates from all other keys that are folded out of a seed.
 _CANDIDATE = 0x7461736B
 # The probability that none of so many candidates is held out is 1e-32.

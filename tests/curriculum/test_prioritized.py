@@ -276,8 +276,21 @@ def test_advantages_are_those_of_torchrl():
         {"score": "regret"},
         {"temperature": 0.0},
         {"staleness": 1.5},
+        {"robust": "no"},
     ],
 )
 def test_wrong_settings_are_refused(options):
     with pytest.raises(ArgumentError, match=list(options)[-1]):
         PrioritizedReplay(**options)
+
+
+def test_a_state_with_more_seeds_than_there_is_room_for_is_refused():
+    state = filled().state_dict()
+    smaller = PrioritizedReplay(score="td_error", min_seeds=1, capacity=len(SCORES) - 1)
+    with pytest.raises(ArgumentError, match=rf"capacity must be at least {len(SCORES)}"):
+        smaller.load_state_dict(state)
+    assert len(smaller) == 0
+    same = PrioritizedReplay(score="td_error", min_seeds=1, capacity=len(SCORES))
+    same.load_state_dict(state)
+    same.observe(played([50], [9.0]))
+    assert len(same) == len(SCORES)

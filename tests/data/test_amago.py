@@ -193,9 +193,17 @@ CHANGES = [
     (with_value("time_idxs", 5, 7), "time_idxs"),
     (with_value("time_idxs", slice(None), -1), "time_idxs"),
     (with_value("time_idxs", 0, np.inf), "time_idxs"),
+    (with_value("time_idxs", slice(None), np.nan), "time_idxs"),
+    (with_array("time_idxs", np.arange(61.0)[:, None] + 0.5), "time_idxs"),
+    (with_array("time_idxs", np.arange(61)[:, None] + 2**62), "time_idxs"),
+    (with_array("time_idxs", np.arange(61)[:, None] + 2**31), "time_idxs"),
+    (with_value("dones", -1, 0.5), "dones"),
+    (with_value("dones", -1, np.nan), "dones"),
+    (with_value("dones", -1, -1.0), "dones"),
     (with_value("rews", 3, np.nan), "reward"),
     (with_value("rews", 3, 1e30), "reward"),
     (with_value("rl2s", (0, 0), np.nan), "rl2s"),
+    (with_value("rl2s", (0, 0), 1e30), "rl2s"),
     (with_array("rews", np.zeros((0, 1))), "steps"),
     (with_array("rews", np.float32(3)), "steps"),
 ]
@@ -231,7 +239,7 @@ def test_an_episode_that_is_too_long_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arrays = arrays_of()
     refused(written(tmp_path, arrays), "at most 59", time_limit=59)
-    arrays["time_idxs"] += 2**40
+    arrays["time_idxs"] += 2**30
     refused(written(tmp_path, arrays), "at most 60", time_limit=60)
 
 

@@ -188,6 +188,27 @@ def test_large_rewards_are_reported(shape, capsys):
         assert all("1e+08" in line and "reward_multiplier" in line for line in lines)
 
 
+@pytest.mark.parametrize("value", [0.5, np.nan, 2.0, -1.0, np.inf])
+@pytest.mark.parametrize("key", ["terminated", "truncated", "success"])
+def test_flags_that_are_neither_0_nor_1_are_refused(key, value, shape):
+    flags = np.array([0.0, 0.0, value])
+    np.savez("a", **episode(3) | {key: flags})
+    refused(lambda: npz("a.npz", format=shape), "a.npz", repr(key), value)
+    # One flag may stand for the whole episode.
+    np.savez("a", **episode(3) | {key: flags[-1:]})
+    refused(lambda: npz("a.npz", format=shape), "a.npz", repr(key), value)
+    path = write_hdf5("a.h5", 3)
+    with pytest.importorskip("h5py").File(path, "a") as file:
+        if key in file["episode_0"]:
+            del file[f"episode_0/{key}"]
+        file[f"episode_0/{key}"] = flags
+    refused(lambda: hdf5(path, format=shape), "a.h5", repr(key), value)
+    steps = rollout(3)
+    end = "done" if key == "success" else key
+    steps["next", end] = torch.from_numpy(flags).unsqueeze(-1)
+    refused(lambda: torchrl(steps, format=shape), repr(end), value)
+
+
 # Folders of TensorDicts
 
 

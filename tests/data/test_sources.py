@@ -253,7 +253,11 @@ def test_a_folder_whose_reading_would_run_code_is_refused(tmp_path):
         ({"rewards": np.ones(1)}, r"0000.npz: shape of 'rewards' must be \(7,\), got \(1,\)"),
         ({"rewards": np.longdouble(1)}, r"0000.npz: shape of 'rewards' must be \(7,\), got \(\)"),
         ({"actions": np.array(1)}, r"0000.npz: actions: shape must be \[T, ...\], got \(\)"),
-        ({"terminated": np.full(7, np.nan)}, r"0000.npz: 'terminated' must be flags, got 'NaN'"),
+        (
+            {"terminated": np.full(7, np.nan)},
+            r"0000.npz: 'terminated' must be flags, 0 or 1, got nan",
+        ),
+        ({"trial_start": np.full(8, 0.5)}, r"'trial_start' must be flags, 0 or 1, got 0.5"),
         (
             {"actions/b": np.zeros(7)},
             r"0000.npz: name of an array must not lie below",

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torchrl.modules import set_recurrent_mode
 from yamame.checks import UsageError
 from yamame.deploy import DeployedAgent
+from yamame.deploy.amago.arguments import DEFAULTS
 from yamame.deploy.amago.gin import Unread, parse_gin
 from yamame.deploy.folder import write_folder
 
@@ -259,9 +260,67 @@ def test_arguments_that_cannot_be_imported_are_named(case, typed, part):
     refused(case, part, typed=typed)
 
 
+NUMBERS = {
+    "Agent.reward_multiplier": ("1e999", "-1.0", "0", "-1e999", "1" + 400 * "0", "True"),
+    "Agent.tau": ("-5.0", "0.0", "1.5", "1e999"),
+    "Agent.n_step": ("-3", "0", "1.5", "1" + 400 * "0"),
+    "Agent.online_coeff": ("-1.0", "1e999", "'a'"),
+    "Agent.num_critics_td": ("0", "-2"),
+    "Agent.gamma": ("1e999", "-1.0", "1.0"),
+    "Multigammas.discrete": ("[0.9, 1e999]", "[0.9, '0.99']", "[0.9, -0.5]", "0.9"),
+    "PopArtLayer.beta": ("1e999", "-0.1", "2.0"),
+    "PopArtLayer.init_nu": ("0.0", "1e999"),
+    "InputNorm.beta": ("-1.0",),
+    "Actor.dropout_p": ("7.0", "-0.1", "1.0"),
+    "Discrete.clip_prob_high": ("1.5", "1e999"),
+    "TformerTrajEncoder.dropout_ff": ("7.0", "1e999"),
+    "Experiment.max_seq_len": ("1000000000000000", "1e15", "-3", "0", "'a'", "True"),
+    "Experiment.traj_save_len": ("0", "1e999", "1000000000000000"),
+}
+
+
+def config_with(folder, case, name, value):
+    """The configuration of a recording, with another value of an argument."""
+    text = (recordings.FOLDER / case / "config.txt").read_text()
+    kept = [line for line in text.splitlines() if not line.startswith(f"{name} = ")]
+    config = folder / "config.txt"
+    config.write_text("\n".join([*kept, f"{name} = {value}"]) + "\n")
+    return config
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_a_file_out_of_range_are_refused(tmp_path, name):
+    case = "transformer_discrete"
+    for value in NUMBERS[name]:
+        config = config_with(tmp_path, case, name, value)
+        refused(case, name.partition(".")[0], gin=config)
+        if name == "Experiment.max_seq_len":
+            refused(case, name, gin=config, max_seq_len=None)
+
+
+@pytest.mark.parametrize("case", ["transformer_discrete", "gru_discrete"])
+def test_no_number_of_a_file_may_be_infinite(tmp_path, case):
+    unused = {"TanhGaussian", "Beta"}
+    unused.add("GRUTrajEncoder" if case.startswith("transformer") else "TformerTrajEncoder")
+    num_refused = 0
+    for group, arguments in DEFAULTS.items():
+        for argument, default in arguments.items():
+            is_number = isinstance(default, int | float) and not isinstance(default, bool)
+            if group in unused or not is_number:
+                continue
+            config = config_with(tmp_path, case, f"{group}.{argument}", "1e999")
+            refused(case, group, "inf", gin=config)
+            num_refused += 1
+    assert num_refused > 20
+
+
+def test_a_length_that_no_episode_has_is_refused():
+    refused("transformer_box", "amago.max_seq_len", "at most", max_seq_len=10**15)
+
+
 WITHOUT_FILE = [
     ({"FFTstepEncoder": {"specify_obs_keys": ["a"]}}, "env: must have"),
-    ({"Agent": {"gamma": 1.0}}, "Multigammas.discrete"),
+    ({"Agent": {"gamma": 1.0}}, "Agent.gamma"),
 ]
 
 

@@ -489,3 +489,36 @@ def test_an_environment_with_several_batch_dimensions_is_refused():
 
     with pytest.raises(ValueError, match="env must have at most one batch dimension, got"):
         evaluate(Coin(), Grid())
+
+
+class FewTasks(MazeRunner):
+    """A split of any number of tasks, of which each side has as many as given."""
+
+    num_tasks = 2
+
+    def task_hashes(self):
+        return torch.arange(self.batch_size.numel()) % self.num_tasks
+
+
+@pytest.mark.parametrize(
+    ("split", "num_tasks", "num_episodes", "is_reported"),
+    [
+        ("test", 2, 32, True),
+        ("train", 7, 40, True),
+        ("test", 8, 32, False),
+        ("test", 2, 31, False),
+        ("all", 2, 32, False),
+    ],
+)
+def test_few_tasks_of_a_side_of_the_split_are_reported(
+    capsys, split, num_tasks, num_episodes, is_reported
+):
+    env = FewTasks(num_envs=num_episodes, size=9, time_limit=3, num_goals=1, split=split)
+    env.num_tasks = num_tasks
+    evaluate(env.rand_action, env)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == is_reported
+    for line in lines:
+        assert f"{num_episodes} episodes have met only {num_tasks} different tasks" in line
+    evaluate(env.rand_action, env, task_seeds=list(range(num_episodes)))
+    assert capsys.readouterr().err == ""

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 
 class Safe:
-    """Safe with a hidden code; guesses show whether it is higher or lower."""
+    """Safe with two dials; guesses show whether the hidden number is higher or lower."""
 
     num_actions = 16
 
@@ -24,21 +24,24 @@ class Safe:
         self.max_steps = max_steps
 
     def sample_task(self, key):
-        return {"code": jax.random.randint(key, (), 0, 16)}
+        return {"code": jax.random.randint(key, (2,), 0, 16)}
 
     def observe(self, state):
         return {"hint": state["hint"].astype(jnp.float32), "guess": state["guess"]}
 
     def reset_env(self, key, params):
-        state = {"hint": jnp.int32(0), "guess": jnp.int32(0), "key": key}
+        zero = jnp.int32(0)
+        state = {"dial": zero, "hint": zero, "guess": zero, "key": key}
         return self.observe(state), state
 
     def step_env(self, key, state, action, params):
-        hint = jnp.sign(params["code"] - action)
+        hint = jnp.sign(params["code"][state["dial"]] - action)
+        found = hint == 0
+        dial = state["dial"] + found
         noise = jax.random.uniform(key) / 100
-        state = {"hint": hint, "guess": action, "key": state["key"]}
-        won = hint == 0
-        return self.observe(state), state, won + noise, won, {"success": won}
+        state = {"dial": dial, "hint": hint, "guess": action, "key": state["key"]}
+        opened = dial == 2
+        return self.observe(state), state, found + noise, opened, {"success": opened}
 '''
 STOP = """
 import os

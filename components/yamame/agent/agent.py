@@ -10,7 +10,7 @@ from yamame.actions import ActionSpace, BoxDistribution
 from yamame.agent.encoders import SeparateEncoders, check_encoder
 from yamame.agent.policy import InContextPolicy
 from yamame.agent.roles import output_layers
-from yamame.checks import require
+from yamame.checks import check_bounds, require
 from yamame.heads import ActorHead
 from yamame.timestep import inputs_from_spec
 from yamame.trajectory import TrajectoryEncoder
@@ -51,6 +51,7 @@ class InContextAgent(nn.Module):
             context is not ``out_features`` wide; there are more than 64 discount factors.
     """
 
+    @check_bounds
     def __init__(
         self,
         observation_spec: Composite,

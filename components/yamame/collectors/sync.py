@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from yamame.checks import require
+from yamame.checks import check_bounds, require
 from yamame.collectors.assembly import TrajectoryAssembler
 from yamame.collectors.base import Episodes, PreparesToAct, Remembers, Replay, outermost
 from yamame.collectors.block import on_host
@@ -54,6 +54,7 @@ class SyncCollector:
             be, or the memory cannot be rebuilt or reset.
     """
 
+    @check_bounds
     def __init__(
         self,
         env: EnvBase,

@@ -262,7 +262,15 @@ class PrioritizedReplay:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore the result of `state_dict`.
+
+        Raises:
+            ArgumentError: The state has more seeds than ``capacity``.
+        """
+        num_seeds = len(state_dict["table"]["seed"])
+        condition = f"be at least {num_seeds}, the number of seeds in the state"
+        fits = num_seeds <= self.capacity
+        require(type(self).__name__, "capacity", self.capacity, fits, condition)
         self._table = {name: column.clone() for name, column in state_dict["table"].items()}
         self._rows = {seed: row for row, seed in enumerate(self._table["seed"].tolist())}
         # Checkpoints of earlier versions have none.

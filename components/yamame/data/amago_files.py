@@ -29,7 +29,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from yamame.checks import ArgumentError, UsageError, require
-from yamame.data.format import TrajectoryFormat
+from yamame.data.format import TrajectoryFormat, as_flags, check_rewards
 from yamame.data.numpy_files import read_npz
 from yamame.data.sizes import Sizes
 from yamame.data.tables import rollout
@@ -41,6 +41,8 @@ _ARRAYS = ("actions", "rews", "dones", "time_idxs", "rl2s")
 _PICKLE = ".traj"
 _ROUNDING = 1e-5
 """Largest distance of an encoded number from its bounds that counts as rounding."""
+_MOST_STEPS = 2**31
+"""Largest number of a step. Larger ones come from damaged files: no episode is so long."""
 
 
 @dataclass(frozen=True)
@@ -140,10 +142,14 @@ def read_segment(path: Path, format: TrajectoryFormat, sizes: Sizes) -> Segment:
     name = str(path)
     arrays = read_npz(path, sizes)
     _check_shapes(arrays, format, name)
-    time = arrays["time_idxs"][:, 0]
-    follows = bool((np.diff(time) == 1).all()) and time[0] >= 0
-    require(name, "'time_idxs'", time[:3].tolist(), follows, "count the steps of one episode")
-    done = arrays["dones"][:, 0].astype(bool)
+    time = arrays["time_idxs"][:, 0].astype(np.float64)
+    is_count = bool((np.isfinite(time) & (time == np.trunc(time))).all())
+    follows = is_count and bool((np.diff(time) == 1).all())
+    in_range = follows and time[0] >= 0 and time[-1] <= _MOST_STEPS
+    condition = f"count the steps of one episode, in whole numbers from 0 to {_MOST_STEPS}"
+    require(name, "'time_idxs'", time[:3].tolist(), in_range, condition)
+    flags = torch.from_numpy(arrays["dones"][:, 0].astype(np.float64))
+    done = as_flags(flags, name, "'dones'").numpy()
     condition = "be of one episode: false before the last step"
     require(name, "'dones'", int(done.sum()), not bool(done[:-1].any()), condition)
 
@@ -167,6 +173,7 @@ def read_segment(path: Path, format: TrajectoryFormat, sizes: Sizes) -> Segment:
     arrival = torch.from_numpy(arrays["rl2s"][0].astype(np.float32))
     condition = "be finite"
     require(name, "'rl2s'", arrays["rl2s"][0].tolist(), bool(arrival.isfinite().all()), condition)
+    check_rewards(arrival[:1], f"{name}: 'rl2s'")
     return Segment(
         name=name,
         steps=rollout(table, format, name, drop_unfinished=False, indices=True),

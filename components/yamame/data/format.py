@@ -350,11 +350,12 @@ class TrajectoryFormat:
         for key in self.entries:
             if key not in CONTEXT:
                 own[key] = self._fitting(packed, key, name)
-        _check_rewards(own["next", "reward"], name)
+        check_rewards(own["next", "reward"], name)
         is_init = mask & (step == 0)
         trial_start = packed.get("trial_start", None)
         if trial_start is not None:
-            trial_start = is_init | (trial_start.reshape(mask.shape).bool() & mask)
+            starts = as_flags(trial_start, name, "'trial_start'")
+            trial_start = is_init | (starts.reshape(mask.shape) & mask)
         context = context_values(
             step,
             prev_action=_delayed(self.encoding.encode(own["action"])),
@@ -429,7 +430,7 @@ def _ends(rollout: TensorDictBase, name: str) -> Tensor:
     flags = []
     for key in ("terminated", "truncated", "done"):
         if key in arrival.keys():
-            flags.append(arrival.get(key).reshape(-1).bool())
+            flags.append(as_flags(arrival.get(key), name, repr(key)).reshape(-1))
     found = sorted(map(str, arrival.keys()))
     condition = "hold 'terminated', 'truncated' or 'done' under 'next'"
     require(name, "steps", found, bool(flags), condition)
@@ -454,11 +455,25 @@ def _casts(value: Tensor, dtype: torch.dtype) -> bool:
     return bool((value.to(dtype).to(value.dtype) == value).all())
 
 
-def _check_rewards(rewards: Tensor, name: str) -> None:
+def check_rewards(rewards: Tensor, name: str) -> None:
     """Raise for rewards that no loss can be computed of."""
     largest = float(rewards.abs().max())
     condition = f"be at most {_LARGEST_REWARD:g}, because losses square sums of rewards in float32"
     require(name, "largest reward", largest, largest <= _LARGEST_REWARD, condition)
+
+
+def as_flags(values: Tensor, name: str, label: str) -> Tensor:
+    """Return values as bool; raise unless all of them are 0 or 1.
+
+    Args:
+        values: Values of any dtype.
+        name: Name of the file in messages.
+        label: Name of the entry in messages.
+    """
+    other = values[(values != 0) & (values != 1)]
+    found = other[0].item() if len(other) else None
+    require(name, label, found, len(other) == 0, "be flags, 0 or 1")
+    return values.bool()
 
 
 def _delayed(value: Tensor) -> Tensor:

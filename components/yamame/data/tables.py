@@ -33,7 +33,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from yamame.checks import ArgumentError, require
-from yamame.data.format import NO_WORLDS, WORLDS_REMEDY, TrajectoryFormat, after
+from yamame.data.format import NO_WORLDS, WORLDS_REMEDY, TrajectoryFormat, after, as_flags
 from yamame.keys import RELABELLING
 from yamame.spaces.arrays import Array, is_tree, leaves
 
@@ -380,13 +380,12 @@ def _flags(table: Table, key: str, num_steps: int, name: str) -> Tensor:
     found = _found(table, key)
     if found is None:
         return torch.zeros(num_steps, dtype=torch.bool)
-    value = torch.from_numpy(_array(found, f"{name}: {key}"))
-    require(name, f"{key!r}", "NaN", not bool(value.isnan().any()), "be flags")
+    value = as_flags(torch.from_numpy(_array(found, f"{name}: {key}")), name, repr(key))
     if value.numel() == 1 and num_steps != 1:
         # Some files hold one flag for a whole episode.
         last = value.flatten()
-        value = torch.zeros(num_steps, dtype=value.dtype)
+        value = torch.zeros(num_steps, dtype=torch.bool)
         value[-1:] = last
     fits = value.numel() == num_steps
     require(name, f"shape of {key!r}", tuple(value.shape), fits, f"be ({num_steps},)")
-    return value.reshape(num_steps).bool()
+    return value.reshape(num_steps)

@@ -12,15 +12,12 @@ from torchrl.data import Composite, TensorSpec
 
 from yamame.agent.assembly import learned_gammas
 from yamame.agent.discounts import discount_horizon
+from yamame.deploy.front_matter import front_matter
 from yamame.deploy.interface import dotted, dtype_name
 from yamame.deploy.saved import SavedAgent
 from yamame.keys import CONTEXT, RELABELLING
 from yamame.system.messages import format_value, printable
 
-_FRONT_MATTER = """---
-library_name: yamame
-tags: [reinforcement-learning, in-context-learning]
----"""
 _USE = """```python
 import yamame
 
@@ -42,7 +39,7 @@ def model_card(saved: SavedAgent, source: str) -> str:
     """
     interface = saved.interface
     parts = [
-        _FRONT_MATTER,
+        front_matter(saved, source),
         f"# An in-context agent for {as_text(_class_name(saved.config.get('env')))}",
         f"The agent acts from its whole history. It was trained by {_origin(saved)}.",
         _table(("setting", "value"), _facts(saved)),

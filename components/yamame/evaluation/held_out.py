@@ -26,6 +26,7 @@ from yamame.evaluation.result import EvaluationResult, concatenate
 from yamame.exploration import disable_exploration
 from yamame.goals import num_goals
 from yamame.spaces.from_specs import env_attribute
+from yamame.system.messages import print_once
 from yamame.system.signals import exit_if_received
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -40,6 +41,10 @@ _FORMER_RESETS: dict[Any, MemoryReset] = {
 """Values of the former argument ``memory_wiped`` of `evaluate`."""
 _SYNC_INTERVAL = 16
 """Steps between two reads of a tensor on an accelerator."""
+_FEWEST_TASKS = 8
+"""Number of different tasks below which an evaluation of one side of a split is reported."""
+_SHOWS_TASKS = 32
+"""Fewest episodes that are expected to show so many tasks, if there are as many."""
 
 
 @check_bounds
@@ -102,7 +107,26 @@ def evaluate(
             tasks = None if task_seeds is None else task_seeds[first : first + count]
             copied = fresh_copy(policy)
             results.append(_play_round(copied, env, count, max_steps, memory_reset, tasks))
-    return concatenate(results)
+    return _report_few_tasks(concatenate(results), env, is_sample=task_seeds is None)
+
+
+def _report_few_tasks(
+    result: EvaluationResult, env: EnvBase, *, is_sample: bool
+) -> EvaluationResult:
+    """Return a result, and print if its sample of one side of a split has few tasks."""
+    num_episodes = result.returns.numel()
+    num_tasks = result.num_tasks
+    has_split = isinstance(env_attribute(env, "novelty"), str)
+    # In fewer episodes, a side of many tasks may show few of them by chance.
+    shows_tasks = is_sample and has_split and num_episodes >= _SHOWS_TASKS
+    if shows_tasks and num_tasks is not None and num_tasks < _FEWEST_TASKS:
+        print_once(
+            f"evaluation: {num_episodes} episodes have met only {num_tasks} different tasks of "
+            "this side of env.split, so scores and intervals say little about other tasks; use an "
+            "environment with more tasks",
+            subject="few tasks of a side of the split",
+        )
+    return result
 
 
 def _check_arguments(policy: Policy, env: EnvBase, memory_reset: MemoryReset) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from yamame.checks import UsageError, require
+from yamame.checks import UsageError, check_bounds, require
 from yamame.files.atomic import json_safe
 from yamame.files.run_directory import RunDirectory
 from yamame.system.messages import format_value, one_line, print_stderr
@@ -126,6 +126,7 @@ class MLflowTracker(Tracker):
         models: Store the agent of a finished run as an MLflow model.
     """
 
+    @check_bounds
     def __init__(
         self,
         *,

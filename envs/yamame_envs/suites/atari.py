@@ -9,7 +9,7 @@ from functools import partial
 from typing import get_args
 
 import torch
-from yamame.checks import require, require_choice
+from yamame.checks import check_bounds, require, require_choice
 
 from yamame_envs.adapters.env import HostedEnv
 from yamame_envs.adapters.workers import Workers
@@ -43,6 +43,7 @@ class Atari(HostedEnv):
         MissingExtra: Ale-py is not installed.
     """
 
+    @check_bounds
     def __init__(
         self,
         *,

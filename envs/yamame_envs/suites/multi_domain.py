@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from yamame.checks import require
+from yamame.checks import check_bounds, require
 from yamame.spaces.arrays import Outside
 
 from yamame_envs.adapters.env import HostedEnv
@@ -63,6 +63,7 @@ class MultiDomain(HostedEnv):
         ValueError: A domain is unknown, or discrete and continuous actions would be mixed.
     """
 
+    @check_bounds
     def __init__(
         self,
         *,

@@ -3,6 +3,7 @@
 from functools import partial
 
 import torch
+from yamame.checks import check_bounds
 
 from yamame_envs.adapters.env import HostedEnv
 from yamame_envs.adapters.workers import Workers
@@ -29,6 +30,7 @@ class POPGym(HostedEnv):
         ImportError: If POPGym is not installed.
     """
 
+    @check_bounds
     def __init__(
         self,
         *,

@@ -16,9 +16,14 @@ from yamame.checks import ArgumentError
 from yamame.testing import check_trajectory_encoder
 from yamame.trajectory import (
     DeltaNetEncoder,
+    FFMEncoder,
     GRUEncoder,
+    LinearRecurrentEncoder,
     LRUEncoder,
+    LSTMEncoder,
+    MemoEncoder,
     MemorylessEncoder,
+    MLSTMEncoder,
     RSMEncoder,
     TorchRLBackbone,
     TorchRLEncoder,
@@ -163,6 +168,21 @@ ENCODERS = {
 }
 
 
+MEMORIES = {
+    **ENCODERS,
+    "long window": lambda: TransformerEncoder(
+        3, d_model=8, num_heads=2, num_layers=1, context_length=36, window=35
+    ),
+    "memo": lambda: MemoEncoder(3, d_model=8, num_heads=2, segment_length=4, dropout=0.0),
+    "lstm": lambda: LSTMEncoder(3, hidden_size=8, out_features=8),
+    "ffm": lambda: FFMEncoder(3, d_model=8),
+    "mlstm": lambda: MLSTMEncoder(3, d_model=8),
+    "mingru": lambda: LinearRecurrentEncoder(3, d_model=8, positive=True),
+    "linear": lambda: LinearRecurrentEncoder(3, d_model=8),
+    "torchrl": lambda: TorchRLEncoder(3, backbone=Named(3, max_seq_len=50)),
+}
+
+
 @pytest.mark.parametrize("name", ENCODERS)
 @torch.no_grad()
 def test_an_encoder_is_a_backbone_whose_steps_equal_its_windows(name):
@@ -194,6 +214,49 @@ def test_an_encoder_is_a_backbone_whose_steps_equal_its_windows(name):
         backbone(x, position, mask=blind)
     with pytest.raises(ArgumentError, match="be 1 with a cache"):
         backbone(x, position, kv_cache=cache)
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("num_steps", [3, 40])
+@torch.no_grad()
+def test_a_reset_row_is_that_of_a_fresh_cache_and_the_others_stay(name, num_steps):
+    """40 steps are more than a cache has slots for at first. No position of 0 hides the past."""
+    torch.manual_seed(0)
+    backbone = TorchRLBackbone(MEMORIES[name]().eval())
+    x = torch.randn(4, num_steps + 2, 3)
+
+    def act(cache, t):
+        position = torch.full((4, 1), t)
+        return backbone(x[:, t : t + 1], position, kv_cache=cache)
+
+    cache = backbone.new_kv_cache(4, device=x.device)
+    for t in range(num_steps):
+        _, cache = act(cache, t)
+    fresh = backbone.new_kv_cache(4, device=x.device)
+    for mask in (
+        torch.tensor([False, True, False, True]),
+        torch.ones(4).bool(),
+        torch.zeros(4).bool(),
+    ):
+        reset, new, old = backbone.reset_kv_cache(cache.clone(), mask), fresh.clone(), cache.clone()
+        for t in (num_steps, num_steps + 1):
+            context, reset = act(reset, t)
+            from_fresh, new = act(new, t)
+            from_old, old = act(old, t)
+            assert torch.allclose(context[mask], from_fresh[mask], atol=1e-6)
+            assert torch.equal(context[~mask], from_old[~mask])
+            if name != "memoryless":
+                assert not torch.allclose(from_fresh, from_old, atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_reset_clears_nan():
+    backbone = TorchRLBackbone(GRUEncoder(3, hidden_size=8, out_features=8))
+    cache = backbone.new_kv_cache(2, device="cpu")
+    _, cache = backbone(torch.full((2, 1, 3), torch.nan), torch.zeros(2, 1).long(), kv_cache=cache)
+    cache = backbone.reset_kv_cache(cache, torch.tensor([True, False]))
+    context, _ = backbone(torch.zeros(2, 1, 3), torch.ones(2, 1).long(), kv_cache=cache)
+    assert context.isfinite().flatten(1).all(1).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("name", ["transformer", "gru", "rsm", "deltanet"])

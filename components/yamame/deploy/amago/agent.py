@@ -9,7 +9,7 @@ from torch import Tensor
 
 from yamame.actions import ActionEncoding
 from yamame.checks import SettingError, UsageError, require_setting
-from yamame.deploy.amago.arguments import Arguments
+from yamame.deploy.amago.arguments import MOST_STEPS, Arguments
 from yamame.deploy.amago.checkpoint import find_config, read_weights
 from yamame.deploy.amago.convert import fill
 from yamame.deploy.amago.gin import read_gin, typed_values
@@ -164,6 +164,7 @@ def _context_length(network: Network, arguments: Arguments, max_seq_len: int | N
     is_length = type(length) is int and length >= 1
     condition = "be the max_seq_len of AMAGO's Experiment, which weights do not hold"
     require_setting(key, length, is_length, condition)
+    require_setting(key, length, length <= MOST_STEPS, f"be at most {MOST_STEPS:,}")
     is_same = type(given) is not int or length == given  # a reference in a file is no number
     require_setting(key, length, is_same, f"be {given}, as Experiment.max_seq_len")
 

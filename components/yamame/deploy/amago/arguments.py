@@ -4,11 +4,12 @@ They come from AMAGO's ``config.txt``, from what the user types, or are AMAGO's 
 weights show as well are compared with them, so that the file of another run is found.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from yamame.checks import Activation, SettingError, UsageError
-from yamame.deploy.amago.gin import class_name
+from yamame.checks import Activation, Bounds, SettingError, UsageError
+from yamame.deploy.amago.gin import Unread, class_name
 from yamame.deploy.amago.network import GRU, Network, Transformer
 from yamame.system.messages import format_value, print_stderr
 
@@ -138,6 +139,29 @@ _ACTIVATIONS = (
     *("FFTstepEncoder.activation", "TformerTrajEncoder.activation"),
 )
 _KINDS: dict[str, type | tuple[type, ...]] = {bool: bool, int: int, float: (int, float)}  # type: ignore[dict-item]
+MOST_STEPS = 10**9
+"""Largest length of a sequence; a larger one is a typing error."""
+_COUNT = Bounds(least=1, most=MOST_STEPS)
+_LAYERS = Bounds(least=0, most=1_000)
+_DROPOUT = Bounds(least=0, below=1)
+_WEIGHT = Bounds(least=0, most=1e12)
+_RANGES = {
+    **dict.fromkeys(("num_critics", "num_critics_td", "n_step", "n_heads"), _COUNT),
+    **dict.fromkeys(("d_hidden", "d_output", "d_model", "d_ff"), _COUNT),
+    "num_actions_for_value_in_critic_loss": _COUNT,
+    "num_actions_for_value_in_actor_loss": _COUNT,
+    **dict.fromkeys(("max_seq_len", "traj_save_len", "max_time_idx"), _COUNT),
+    "n_layers": _LAYERS,
+    **dict.fromkeys(("dropout_p", "dropout_ff", "dropout_emb"), _DROPOUT),
+    **dict.fromkeys(("dropout_attn", "dropout_qkv"), _DROPOUT),
+    **dict.fromkeys(("online_coeff", "offline_coeff", "critic_loss_weight"), _WEIGHT),
+    "reward_multiplier": Bounds(above=0, most=1e12),
+    "tau": Bounds(above=0, most=1),
+    "beta": Bounds(above=0, most=1),
+    "init_nu": Bounds(above=0, most=1e12),
+    **dict.fromkeys(("clip_prob_low", "clip_prob_high"), Bounds(least=0, most=1)),
+}
+"""Ranges of numbers, by argument. `Arguments.gammas` and `_ONLY` restrict the other numbers."""
 _REFUSED = ("SlidingWindowFlexAttention", "ClippedSlidingSinkAttention", "MultiTaskAgent")
 """Classes that cannot be imported, and that their arguments in a file show alone."""
 _HIDDEN = (
@@ -189,8 +213,12 @@ class Arguments:
         self._refuse_others()
         # Classes of other kinds of agents may be in the file as well.
         for name in [*self._read, *self._typed]:
-            if name.partition(".")[0] in self._used():
+            group, _, argument = name.partition(".")
+            if group in self._used():
                 self._check(name)
+            # AMAGO's experiment has many more arguments, which are not read.
+            elif group == "Experiment" and argument in DEFAULTS[group]:
+                self._check_range(name)
         self._compare_sizes()
         self._compare_typed()
 
@@ -238,10 +266,11 @@ class Arguments:
                 raise self.refuse("Agent.use_multigamma", condition)
             condition = f"have {number - 1} numbers: the weights are of these and Agent.gamma"
             raise self.refuse(name, condition)
-        for gamma in gammas:
-            is_number = isinstance(gamma, int | float) and not isinstance(gamma, bool)
-            if not is_number or not 0.0 < gamma < 1.0:
-                raise self.refuse(name, "be numbers above 0 and below 1, and so must Agent.gamma")
+        for number, gamma in enumerate(gammas):
+            if not _is_number(gamma) or not 0.0 < gamma < 1.0:
+                if number == len(others):
+                    raise self.refuse("Agent.gamma", "be above 0 and below 1")
+                raise self.refuse(name, "be numbers above 0 and below 1")
         return [float(gamma) for gamma in gammas]
 
     @property
@@ -358,8 +387,23 @@ class Arguments:
             is_flag = isinstance(value, bool) and kind is not bool
             if is_flag or not isinstance(value, kind):
                 raise self.refuse(name, "be a flag" if kind is bool else "be a number")
-        elif isinstance(default, list) and not isinstance(value, list | tuple):
-            raise self.refuse(name, "be a list of numbers")
+            if kind is not bool:
+                self._check_range(name)
+        elif isinstance(default, list | tuple):
+            is_list = isinstance(value, list | tuple)
+            if not is_list or not all(_is_number(each) for each in value):
+                raise self.refuse(name, "be a list of numbers")
+
+    def _check_range(self, name: str) -> None:
+        """Raise for a number outside of its range; None and references of a file are no numbers."""
+        value = self[name]
+        bounds = _RANGES.get(name.partition(".")[2])
+        if value is None or isinstance(value, Unread) or bounds is None:
+            return
+        if not _is_number(value) or not bounds.contain(value):
+            raise self.refuse(name, bounds.condition)
+        if bounds in (_COUNT, _LAYERS) and not isinstance(value, int):
+            raise self.refuse(name, "be a whole number")
 
     def _compare_sizes(self) -> None:
         """Raise if an argument is not that of the weights, as in the file of another run."""
@@ -407,6 +451,14 @@ class Arguments:
                 condition = f"be {format_value(self._read[name])}, as in {self._source}"
                 remedy = "amago.config=null leaves the file out"
                 raise SettingError(self.key(name), value, condition, remedy=remedy)
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a finite number; a flag is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    # `math.isfinite` raises for integers that are no floats.
+    return -math.inf < value < math.inf
 
 
 def _comparable(value: Any) -> Any:

@@ -51,6 +51,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         RuntimeError: ``sample`` is called while there is nothing to sample.
     """
 
+    @check_bounds
     def __init__(
         self,
         path: str | os.PathLike[str],

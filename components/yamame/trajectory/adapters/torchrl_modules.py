@@ -26,6 +26,7 @@ import torch
 import torchrl.modules
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from yamame.checks import NumLayers, PositiveInt, check_bounds, require
@@ -291,8 +292,16 @@ class TorchRLBackbone(nn.Module):
         return self.encoder.init_memory(batch_size, device=device)
 
     def reset_kv_cache(self, kv_cache: TensorDict, mask: Tensor) -> TensorDict:
-        """Return the cache as it is: a row begins afresh at its next step, whose position is 0."""
-        return kv_cache
+        """Return a cache whose rows ``mask [B]`` are those of a fresh one, of the same size."""
+        if mask.is_cpu and not capturing() and not bool(mask.any()):
+            return kv_cache
+        fresh = self.encoder.init_memory(len(kv_cache), device=kv_cache.device)
+
+        def reset(stored: Tensor, new: Tensor) -> Tensor:
+            row = mask.view(-1, *[1] * (stored.ndim - 1))
+            return torch.where(row, _resized(new, stored), stored)
+
+        return kv_cache.apply(reset, fresh)
 
 
 def _causal_mask(is_init: Tensor) -> Tensor:
@@ -300,6 +309,18 @@ def _causal_mask(is_init: Tensor) -> Tensor:
     segment = is_init.cumsum(1)
     is_same = segment.unsqueeze(2) == segment.unsqueeze(1)
     return is_same.tril()
+
+
+def _resized(new: Tensor, stored: Tensor) -> Tensor:
+    """Return an entry of a fresh memory with the shape and dtype of a stored one.
+
+    A memory grows by zeros (`yamame.trajectory.kv_cache`), and so does a fresh one here.
+    """
+    padding: list[int] = []
+    for fresh_size, stored_size in zip(new.shape, stored.shape, strict=True):
+        # `pad` begins with the last dimension.
+        padding = [0, stored_size - fresh_size, *padding]
+    return functional.pad(new, padding).to(stored.dtype)
 
 
 def _lacking(backbone: nn.Module) -> list[str]:
