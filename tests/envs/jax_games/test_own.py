@@ -18,7 +18,7 @@ from yamame.system.messages import OutsideError
 from yamame.system.user_code import UserCodeError
 from yamame_envs import JaxEnv, RepeatedTrials
 from yamame_envs.jax_games import Game
-from yamame_envs.jax_games.programs import exact_key
+from yamame_envs.jax_games.kept import exact_key
 from yamame_envs.testing import check_env
 
 Recall = partial(JaxEnv, id="mylab:Recall")
@@ -327,7 +327,7 @@ def test_a_task_that_is_not_drawn_is_named_before_the_error(game, capsys):
     game(f"{source}\n    def sample_task(self, key):\n        return {{'cue': 1}}\n")
     Recall(tasks="own")
     assert "tasks=own" not in capsys.readouterr().err
-    with pytest.raises(UserCodeError, match="NoneType"):
+    with pytest.raises(UserCodeError, match=r"NoneType.*set env.tasks=own \(.*mylab.py:14\)"):
         Recall()
     assert "params are None" in capsys.readouterr().err
 
