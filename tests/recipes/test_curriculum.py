@@ -169,7 +169,7 @@ def test_an_own_curriculum_that_needs_or_returns_something_unknown_is_named(own_
     own = ("+curriculum._target_=mylab_tasks.Again", "+curriculum.times=3", "trust=[mylab_tasks.]")
     with pytest.raises(UsageError, match=r"needs.*'success', 'td_errors'.*succes"):
         yamame.train(*SMALL, *own)
-    own_module("mylab_masks", OWN.replace("return torch.tensor([", "return torch.ones([9 +"))
+    own_module("mylab_masks", OWN.replace("[seed in self.left", "[float(seed in self.left)"))
     own = [text.replace("mylab_tasks", "mylab_masks") for text in own]
     with pytest.raises(OutsideError, match=r"Again: the result of observe\(\) must be"):
         yamame.train(*SMALL, *own, "run.name=masks")

@@ -203,7 +203,10 @@ def _differing(twin: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str,
     """
     got, needed = [], []
     for key in sorted({*twin, *wanted}):
-        if twin.get(key) != wanted.get(key):
+        # Another class has other settings.
+        section = key.partition(".")[0]
+        is_alike = section == key or twin.get(section) == wanted.get(section)
+        if is_alike and twin.get(key) != wanted.get(key):
             got.append(f"{key}={twin.get(key, '(not set)')}")
             needed.append(f"{key}={wanted.get(key, '(not set)')}")
     return ", ".join(got), f"be a run of the same task, with {', '.join(needed)}"

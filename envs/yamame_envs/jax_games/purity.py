@@ -220,7 +220,7 @@ def _user_context() -> Any:
 def _without_caches() -> contextlib.AbstractContextManager[Any]:
     """Return a context in which nested calls of ``jax.jit`` are traced again.
 
-    Versions of JAX before 0.9 have none: the nested function is not traced again.
+    Without such a context, in earlier versions of JAX, nested functions are not traced again.
     """
     context = _user_context()
     if context is None:
