@@ -159,7 +159,11 @@ class Again:
     def observe(self, episodes):
         self.seed = int(episodes.task_seed[0])
 
-    state_dict = load_state_dict = None
+    def state_dict(self):
+        return {"seed": self.seed}
+
+    def load_state_dict(self, state):
+        self.seed = state["seed"]
 
 
 def test_a_seed_that_a_curriculum_replays_has_the_task_that_was_drawn(game):
