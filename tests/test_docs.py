@@ -334,7 +334,8 @@ def test_the_python_of_a_how_to_runs(page, empty_store, tmp_path, monkeypatch):
     shutil.copy(empty_store, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "mylab", raising=False)
+    for name in ("mylab", "mylab_curriculum"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     module = ModuleType("how_to")  # classes that a page defines are found when they are copied
     monkeypatch.setitem(sys.modules, "how_to", module)
     names = module.__dict__

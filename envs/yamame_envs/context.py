@@ -69,6 +69,8 @@ class ContextEnv(EnvBase):
     _time_limit = former_attribute("time_limit")
     _horizon = former_attribute("horizon")
 
+    num_trials: int | None = 1
+    """Trials of a task within an episode; None: as many as the time limit allows."""
     overrides: tuple[str, ...] = ()
     """Entries of a task that a reset may replace by others than those of the task seed."""
 

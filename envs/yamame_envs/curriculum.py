@@ -158,8 +158,20 @@ class CurriculumEnv(ContextEnv):
 
         Returns:
             The result of `Curriculum.observe`: ``[E]`` bool, episodes to learn from, or None.
+
+        Raises:
+            OutsideError: It is anything else.
         """
         kept = self.curriculum.observe(episodes)
+        is_tensor = isinstance(kept, Tensor)
+        shape = (len(episodes),)
+        is_mask = is_tensor and kept.dtype == torch.bool and kept.shape == shape
+        if kept is not None and not is_mask:
+            got = f"{kept.dtype} {list(kept.shape)}" if is_tensor else type(kept).__name__
+            raise OutsideError(
+                f"{type(self.curriculum).__name__}: the result of observe() must be None or "
+                f"torch.bool {list(shape)}, got {got}"
+            )
         self._renew_choices()
         return kept
 

@@ -84,6 +84,7 @@ class MetaFrozenLake(BatchedEnv):
         "lakes": Identity(("holes",), "new lakes"),
         "lakes_and_actions": Identity(("holes", "effects"), "new actions on known lakes"),
     }
+    num_trials: int
     _places: Tensor
     _progress: Tensor
     _targets: Tensor
@@ -109,7 +110,7 @@ class MetaFrozenLake(BatchedEnv):
             # Actions are never swapped.
             self.split_novelty = self.identities["lakes"].novelty
         self._size = size
-        self._num_trials = num_trials
+        self.num_trials = num_trials
         self._hard = hard
         self._recover = recover
         self._slip = slip
@@ -138,7 +139,7 @@ class MetaFrozenLake(BatchedEnv):
         tables = {
             "_targets": torch.stack(ends).flatten(),  # [5 * cells]
             "_places": torch.stack([row, column], -1) / size,
-            "_progress": torch.arange(self._num_trials + 1) / self._num_trials,
+            "_progress": torch.arange(self.num_trials + 1) / self.num_trials,
         }
         for name, table in tables.items():
             self.register_buffer(name, table.to(self.device), persistent=False)
@@ -195,7 +196,7 @@ class MetaFrozenLake(BatchedEnv):
         else:
             over = over | fell
         trial = state["trial"] + over
-        ended = trial >= self._num_trials
+        ended = trial >= self.num_trials
         # The last attempt does not begin again: its last cell is still shown.
         again = over & ~ended
         changed = {

@@ -22,6 +22,7 @@ from yamame.checks import NonNegativeInt, PositiveInt, check_bounds, require
 from yamame.keys import CONTEXT, DONE, RELABELLING
 from yamame.spaces import Spaces
 from yamame.spaces.from_specs import env_attribute, recorded_spaces
+from yamame.system.messages import print_once
 from yamame.transforms import context_values
 
 from yamame_envs.base import BatchedEnv
@@ -86,7 +87,8 @@ class RepeatedTrials(ContextEnv):
         seed: int = 0,
     ) -> None:
         self._check_env(env)
-        self._num_trials = num_trials
+        self._warn_of_trials(env, num_trials)
+        self.num_trials = num_trials
         self._num_warmup = num_warmup
         self._tells_success = "success" in env.observation_spec.keys()
         # An instruction that a reset sets holds for all trials.
@@ -127,6 +129,18 @@ class RepeatedTrials(ContextEnv):
         for name, spec in (("reward", env.reward_spec), ("done", env.full_done_spec["done"])):
             shape = tuple(spec.shape)
             require(owner, "env", shape, shape == column, f"have a {name} of shape {column}")
+
+    @classmethod
+    def _warn_of_trials(cls, env: EnvBase, num_trials: int | None) -> None:
+        """Print a line about trials within trials, which are more often a mistake than meant."""
+        own = env.num_trials if isinstance(env, ContextEnv) else 1
+        if own == 1 or num_trials == 1:
+            return
+        count = "" if own is None else f"{own} "
+        print_once(
+            f"{cls.__name__}: {type(env).__name__} has {count}trials of its own, which together "
+            "are one trial here: leave trials out, or set env.num_trials=1"
+        )
 
     @classmethod
     def _horizon_of(
@@ -340,9 +354,9 @@ class RepeatedTrials(ContextEnv):
 
     def _ended(self) -> Tensor:
         ended = self._state["step_index"] >= self.horizon
-        if self._num_trials is None:
+        if self.num_trials is None:
             return ended
-        return ended | (self._state["trial"] >= self._num_trials)
+        return ended | (self._state["trial"] >= self.num_trials)
 
     def render(self, env_id: int = 0) -> npt.NDArray[np.uint8]:
         """Draw one env of the inner environment: ``[H, W, 3]`` uint8 RGB.

@@ -239,6 +239,12 @@ def test_what_is_no_choice_or_no_curriculum_is_one_line():
         env = CurriculumEnv(delivery(num_envs=2), curriculum)
         with pytest.raises(OutsideError, match=r"Newest: the result of choose\(\).*got"):
             env.reset()
+    for wrong in (torch.ones(3, dtype=torch.bool), torch.ones(2), [True, False]):
+        curriculum = Newest()
+        curriculum.observe = lambda episodes, wrong=wrong: wrong
+        env = CurriculumEnv(delivery(num_envs=2), curriculum)
+        with pytest.raises(OutsideError, match=r"Newest: the result of observe\(\).*\[2\], got"):
+            env.observe(episodes_of(torch.tensor([5, 6])))
     with pytest.raises(ArgumentError, match=r"curriculum.*choose, observe.*object"):
         CurriculumEnv(delivery(num_envs=2), object())
 

@@ -14,7 +14,7 @@ def run(env, choose):
     td = env.reset()
     n, rows = env.batch_size[0], torch.arange(env.batch_size[0])
     running, trial = torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.int64)
-    paid = torch.zeros(n, env._num_trials)
+    paid = torch.zeros(n, env.num_trials)
     success, steps = torch.zeros(n, dtype=torch.bool), torch.zeros(n)
     while running.any():
         step, td = env.step_and_maybe_reset(td.set("action", choose(td)))
@@ -24,7 +24,7 @@ def run(env, choose):
         steps += running
         running &= ~after["done"][:, 0]
         trial += running & after["trial_start"][:, 0]
-    assert (trial == env._num_trials - 1).all()
+    assert (trial == env.num_trials - 1).all()
     return paid.sum(1), success, steps, paid
 
 

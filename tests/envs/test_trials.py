@@ -12,7 +12,7 @@ from torchrl.envs import EnvBase, SerialEnv, TransformedEnv
 from torchrl.envs.transforms import RewardSum
 from torchrl.envs.utils import check_env_specs
 from yamame.evaluation import evaluate
-from yamame_envs import Gym, HostedEnv, PassiveTMaze, Workers
+from yamame_envs import Gym, HostedEnv, MetaFrozenLake, PassiveTMaze, Workers, XLand
 from yamame_envs.streams import fold
 from yamame_envs.trials import RepeatedTrials
 
@@ -910,3 +910,19 @@ def test_trials_of_a_batch_of_torchrl_that_has_not_started():
     assert env.novelty is None
     assert env.task_hashes() is None
     assert not env.plays_all_tasks
+
+
+def test_trials_within_trials_are_reported(capsys):
+    def lines(env, **settings):
+        RepeatedTrials(env, **settings)
+        return capsys.readouterr().err
+
+    for env, own in (
+        (XLand(num_trials=4, size=5), "XLand has 4 trials"),
+        (MetaFrozenLake(num_trials=3, size=3), "MetaFrozenLake has 3 trials"),
+        (RepeatedTrials(PassiveTMaze(length=3), num_trials=2), "RepeatedTrials has 2 trials"),
+    ):
+        assert own in lines(env, num_trials=3)
+        assert lines(env, num_trials=1) == ""
+    for env in (XLand(num_trials=1, size=5), MetaFrozenLake(num_trials=1), PassiveTMaze(length=3)):
+        assert lines(env, num_trials=3) == ""

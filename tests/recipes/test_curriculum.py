@@ -4,11 +4,13 @@ name.
 
 import re
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 import yamame
 from yamame.checks import UsageError
+from yamame.system.messages import OutsideError
 
 SMALL = (
     *("debug=tiny", "logger=none", "env=package_delivery", "env.length=6", "env.time_limit=12"),
@@ -159,6 +161,19 @@ def test_a_curriculum_of_another_package_is_resumed_and_decides_what_is_stored(
     assert len(state["lengths"]) == whole.progress.episodes
     source = whole.components["replay"]
     assert 0 < len(source) + source.num_held_out < whole.progress.episodes
+
+
+def test_an_own_curriculum_that_needs_or_returns_something_unknown_is_named(own_module):
+    assert '"success"' in OWN
+    own_module("mylab_tasks", OWN.replace('"success"', '"succes"'))
+    own = ("+curriculum._target_=mylab_tasks.Again", "+curriculum.times=3", "trust=[mylab_tasks.]")
+    with pytest.raises(UsageError, match=r"needs.*'success', 'td_errors'.*succes"):
+        yamame.train(*SMALL, *own)
+    own_module("mylab_masks", OWN.replace("[seed in self.left", "[float(seed in self.left)"))
+    own = [text.replace("mylab_tasks", "mylab_masks") for text in own]
+    with pytest.raises(OutsideError, match=r"Again: the result of observe\(\) must be"):
+        yamame.train(*SMALL, *own, "run.name=masks")
+    assert "observe()" in Path("runs/masks/error.txt").read_text()
 
 
 def test_a_robust_curriculum_stores_replayed_episodes_alone():

@@ -246,7 +246,7 @@ def test_a_diagnosis_is_written_drawn_and_told_and_what_a_run_does_not_allow_has
         ),
         (
             ["run=runs/b", "diagnose=observable", "diagnose_twin=runs/trials"],
-            r"diagnose_twin: must be a run of",
+            r"diagnose_twin: .*with env=MazeRunner, trials=.not set., got .env=Gym, trials=",
         ),
     ],
 )

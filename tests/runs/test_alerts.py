@@ -190,7 +190,7 @@ def test_an_environment_that_fails_under_random_actions_costs_no_finished_run(mo
         raise RuntimeError("broken")
 
     monkeypatch.setattr("yamame.runs.advice.play_held_out", fail)
-    run, lines = train(capsys, "+env.settings.ends=5")
+    run, lines = train(capsys, "env.settings.ends=5")
     assert run.summary["status"] == "FINISHED"
     assert not having(lines, "random actions")
 
@@ -212,6 +212,10 @@ def test_scores_are_compared_by_their_intervals():
     assert not_above(high, low) is None
     assert "is not clearly above" in not_above(low, high)
     assert "is not clearly above" in not_above(low, low)
+    solved, half = _result([1.0] * 4, [True] * 4), _result([1.0] * 4, [True, False] * 2)
+    for agent in (solved, half):
+        assert "random actions already reach the best value, success 1" in not_above(agent, solved)
+    assert "best value" not in not_above(half, half)
     assert not_above(_result([1.0]), low) is None  # one episode has no interval
     never = [False] * 4
     assert "success" in not_above(_result([0.0, 1.0, 0.5, 0.2], never), _result([1.0] * 4, never))

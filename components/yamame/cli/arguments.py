@@ -28,9 +28,11 @@ def ease(arguments: Sequence[str], model: type[Config] | None) -> list[str]:
         model: Model of the settings, whose fields say which values and keys these are; None: the
             command line is returned as it is.
 
-    >>> from yamame.cli.settings import EvaluateConfig, LeaderboardConfig
+    >>> from yamame.cli.settings import EvaluateConfig, LeaderboardConfig, TrainConfig
     >>> ease(["run=runs/seed=0", "env.size=13", "seed=1"], EvaluateConfig)
     ["run='runs/seed=0'", '++env.size=13', 'seed=1']
+    >>> ease(["env.size=13", "env.settings.speed=2"], TrainConfig)
+    ['env.size=13', '++env.settings.speed=2']
     >>> ease(["run=[a,b=1,2]"], EvaluateConfig)
     ["run=[a,'b=1','2']"]
     >>> ease(["popgym", "tier=cpu"], LeaderboardConfig)

@@ -342,6 +342,9 @@ class AmagoSettings(Section):
 class PlayedConfig(Config):
     """Settings that an agent and its environment are built from."""
 
+    # Arguments of environments of other packages, which no file of this package lists.
+    open_keys: ClassVar[tuple[str, ...]] = ("env.settings",)
+
     seed: Natural
     """Seed of all random generators."""
     evaluation: EvaluationSettings
@@ -462,6 +465,6 @@ class ProbeConfig(TrainConfig):
 class ImportAmagoConfig(TrainConfig):
     """Settings of `import_amago`; those of the environment and of evaluations are kept for it."""
 
-    open_keys: ClassVar[tuple[str, ...]] = ("amago.gin",)
+    open_keys: ClassVar[tuple[str, ...]] = (*TrainConfig.open_keys, "amago.gin")
 
     amago: AmagoSettings

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from tensordict import TensorDictBase
 from torch import Tensor
 
+NEEDS = ("success", "td_errors")
+"""Attributes of `PlayedEpisodes` that a curriculum may need."""
+
 
 class TDErrors(NamedTuple):
     """Temporal-difference errors of episodes.

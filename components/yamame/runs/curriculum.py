@@ -11,6 +11,7 @@ from yamame.cli.nodes import instantiate, select, target_of
 from yamame.cli.sections import AnyConfig
 from yamame.cli.validation import parameters_of
 from yamame.curriculum import ObservedReplay
+from yamame.curriculum.base import NEEDS
 from yamame.runs.state import RunState
 from yamame.training.learner import Learner
 
@@ -90,10 +91,14 @@ def _check_curriculum(curriculum: Any, env: EnvBase) -> None:
     condition = f"have {', '.join(_METHODS)} (it lacks {', '.join(missing)})"
     require_setting("curriculum", name, not missing, condition)
 
-    needs_success = "success" in getattr(curriculum, "needs", ())
-    fits = not needs_success or "success" in env.observation_spec.keys()
+    needs = getattr(curriculum, "needs", ())
+    is_known = isinstance(needs, tuple | list | set | frozenset) and set(needs) <= set(NEEDS)
+    condition = f"need no others than {', '.join(map(repr, NEEDS))}, as a tuple"
+    require_setting("curriculum.needs", needs, is_known, condition)
+
+    fits = "success" not in needs or "success" in env.observation_spec.keys()
     condition = "not need success, which this environment does not report"
-    remedy = "set curriculum.score=value_loss"
+    remedy = "set curriculum.score=value_loss" if hasattr(curriculum, "score") else None
     require_setting("curriculum", name, fits, condition, remedy=remedy)
 
 
@@ -103,6 +108,6 @@ def _check_loss(curriculum: Any, loss: Any) -> None:
     is_trained = getattr(loss, "critic_coeff", 1.0) > 0
     fits = not needs_errors or (has_errors and is_trained)
     condition = f"not need errors of critics, which {type(loss).__name__} does not train"
-    remedy = "set curriculum.score=learnability"
+    remedy = "set curriculum.score=learnability" if hasattr(curriculum, "score") else None
     name = type(curriculum).__name__
     require_setting("curriculum", name, fits, condition, remedy=remedy)

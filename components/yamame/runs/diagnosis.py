@@ -170,12 +170,13 @@ def observable(subject: DiagnosedRun) -> Numbers:
 
     The gain is the observability gap of "POPGym Arcade" (arXiv 2503.01450).
     """
-    task = _observable(subject.run.trained).task
+    wanted = _observable(subject.run.trained).task_settings
     other = subject.observable_run
     if other is None:
         condition = "name a run that was trained with env.observable=true"
         raise SettingError("diagnose_twin", None, condition)
-    require_setting("diagnose_twin", other.task, other.task == task, f"be a run of {task}")
+    if other.task_settings != wanted:
+        raise SettingError("diagnose_twin", *_differing(other.task_settings, wanted))
 
     hidden = subject.run.evaluate()
     # With the discount factor that acts by default.
@@ -192,6 +193,23 @@ def observable(subject: DiagnosedRun) -> Numbers:
         gap = _mean_with_interval(theirs - ours, hidden, subject.confidence)
         found[name] = {"ours": float(ours.mean()), "twin": float(theirs.mean()), "gap": gap}
     return found
+
+
+def _differing(twin: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, str]:
+    """Return the settings of a twin that differ from those of a run, and the condition on them.
+
+    >>> _differing({"env": "TMaze", "env.length": "4"}, {"env": "TMaze", "env.length": "3"})
+    ('env.length=4', 'be a run of the same task, with env.length=3')
+    """
+    got, needed = [], []
+    for key in sorted({*twin, *wanted}):
+        # Another class has other settings.
+        section = key.partition(".")[0]
+        is_alike = section == key or twin.get(section) == wanted.get(section)
+        if is_alike and twin.get(key) != wanted.get(key):
+            got.append(f"{key}={twin.get(key, '(not set)')}")
+            needed.append(f"{key}={wanted.get(key, '(not set)')}")
+    return ", ".join(got), f"be a run of the same task, with {', '.join(needed)}"
 
 
 def _mean_with_interval(

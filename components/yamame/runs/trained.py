@@ -62,6 +62,19 @@ class Trained:
         return " ".join(_describe(section) for section in sections if section is not None)
 
     @property
+    def task_settings(self) -> dict[str, str]:
+        """Values of the settings that make the task, by their keys."""
+        config = plain(self.config)
+        settings = {}
+        for part in ("env", "trials"):
+            section = config.get(part)
+            if section is not None:
+                settings[part] = _class_of(section)
+                for key, value in _task_settings(section).items():
+                    settings[f"{part}.{key}"] = str(value)
+        return settings
+
+    @property
     def folder(self) -> Path | None:
         """Directory of the run, for results; None for a file, an id or an exported agent."""
         is_run = Path(self.source).is_dir() and agent_folder(self.source) is None
@@ -249,11 +262,20 @@ def load_from_options(source: str, options: Mapping[str, Any], key: str = "run")
 
 def _describe(section: Mapping[str, Any]) -> str:
     """Describe a section by its class and the settings that make its task."""
-    name = section["_target_"].rpartition(".")[2]
-    texts = []
+    texts = [f"{key}={value}" for key, value in _task_settings(section).items()]
+    return f"{_class_of(section)}({', '.join(texts)})"
+
+
+def _class_of(section: Mapping[str, Any]) -> str:
+    return str(section["_target_"]).rpartition(".")[2]
+
+
+def _task_settings(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a section that make its task."""
+    settings = {}
     for key, value in section.items():
         # Runs from before the setting "observable" have the same tasks as those with false.
         is_default = key == "observable" and not value
         if key not in _SAME_TASKS and not is_default:
-            texts.append(f"{key}={value}")
-    return f"{name}({', '.join(texts)})"
+            settings[str(key)] = value
+    return settings

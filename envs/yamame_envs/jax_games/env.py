@@ -19,7 +19,7 @@ from yamame.checks import (
     require_choice,
 )
 from yamame.spaces import Spaces
-from yamame.system.messages import OutsideError, one_line
+from yamame.system.messages import OutsideError, described, one_line, print_once
 from yamame.system.user_code import is_of_package, user_code
 from yamame.transforms import context_values
 
@@ -27,8 +27,9 @@ from yamame_envs.adapters.extras import missing_extra
 from yamame_envs.adapters.specs import action_spec, observation_specs
 from yamame_envs.context import ContextEnv
 from yamame_envs.jax_games.game import Game
+from yamame_envs.jax_games.kept import exact_key, programs_of
 from yamame_envs.jax_games.libraries import LIBRARIES, library_game, own_game
-from yamame_envs.jax_games.programs import Programs, exact_key, programs_of
+from yamame_envs.jax_games.programs import Hook, Programs
 from yamame_envs.jax_games.runtime import jax_device, load_jax, to_jax, to_torch
 from yamame_envs.jax_games.worlds import Start, Worlds
 from yamame_envs.split import FEWEST, Split, draw_side, hash_of
@@ -108,7 +109,7 @@ class JaxEnv(ContextEnv):
         game = self._programs.game
         has_tasks = split == "all" or game.draw_task is not None
         require(self.label, "split", split, has_tasks, "be 'all' where tasks is null")
-        self._check_split()
+        self._check_tasks()
         self._timestep: dict[str, Any] = {}
         self._worlds: Worlds | None = None
         spaces = self._programs.spaces
@@ -148,6 +149,8 @@ class JaxEnv(ContextEnv):
         require(self.label, "settings", settings, is_mapping, "be a mapping of names to values")
         library = source.partition(":")[0] if isinstance(source, str) else None
         draw = self._find_tasks(tasks)
+        checked: tuple[Hook, ...] = ("draw_task",) if callable(draw) else ()
+        is_remade = False
         given = exact_key(dict(settings))
         if library in LIBRARIES:
             key: Hashable = (source, given, draw, success)
@@ -160,6 +163,8 @@ class JaxEnv(ContextEnv):
             makes_game = callable(made) or isinstance(made, Game)
             condition = "name a class or function that makes a game, or a Game"
             require(self.label, "id", source, makes_game, condition)
+            checked = get_args(Hook)
+            is_remade = not isinstance(made, Game)
             # The object, because another module of the same name may have another one.
             key = (made, given, draw, success)
 
@@ -167,16 +172,27 @@ class JaxEnv(ContextEnv):
                 return own_game(made, settings, draw, self.label)
 
         try:
-            return programs_of(key, make, success=success, owner=self.label)
-        except (TypeError, ValueError) as error:
-            if isinstance(error, UsageError | ImportError) or not settings:
+            return programs_of(
+                key,
+                make,
+                success=success,
+                owner=self.label,
+                checked=checked,
+                is_remade=is_remade,
+            )
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
+            draws = callable(draw)
+            if isinstance(error, UsageError | ImportError) or not (settings or draws):
                 raise
             # Values of a wrong type are found where the game computes with them.
-            condition = f"have values with which {self.label} can be played"
-            got = dict(settings)
-            raise ArgumentError(
-                self.label, "settings", got, condition, remedy=one_line(error)
-            ) from error
+            name, got = ("tasks", _name_of(draw)) if draws else ("settings", dict(settings))
+            condition = (
+                f"{'draw' if draws else 'have'} values with which {self.label} can be played"
+            )
+            if settings and draws:
+                condition += f", as must settings {dict(settings)}"
+            remedy = described(error)
+            raise ArgumentError(self.label, name, got, condition, remedy=remedy) from error
 
     def _find_tasks(self, tasks: Any) -> Any:
         if tasks is None or tasks == "own" or callable(tasks):
@@ -189,11 +205,16 @@ class JaxEnv(ContextEnv):
         require(self.label, "tasks", tasks, callable(found), condition)
         return found
 
-    def _check_split(self) -> None:
-        if self._split == "all":
+    def _check_tasks(self) -> None:
+        if self._programs.game.draw_task is None:
             return
         drawn = self._programs.draw(fold(torch.arange(_PROBED_TASKS), 0))
         count = len(hash_of(drawn).unique())
+        if self._split == "all":
+            if count == 1:
+                line = "tasks draws a single task, whatever the key: draw it with jax.random"
+                print_once(f"{self.label}: {line}")
+            return
         condition = f"be all, as there are too few different tasks ({count}) to hold some out"
         require(self.label, "split", self._split, count >= FEWEST, condition)
 
@@ -438,7 +459,9 @@ def _located(text: str, owner: str, name: str) -> Any:
         condition = "be null, own, or module:name of a function of yours"
     package = module.partition(".")[0]
     is_own = bool(attribute) and package not in ("", *_NOT_OWN, *LIBRARIES)
-    require(owner, name, text, is_own, condition)
+    home, _, last = text.rpartition(".")
+    remedy = f"did you mean {home}:{last}?" if home and ":" not in text else None
+    require(owner, name, text, is_own, condition, remedy=remedy)
     try:
         with user_code(f"{owner}: {name} failed while it was imported", passes=(ImportError,)):
             found: Any = import_module(module)
@@ -452,6 +475,10 @@ def _located(text: str, owner: str, name: str) -> Any:
     is_own = isinstance(found, Game) or is_of_package(found, package)
     require(owner, name, text, is_own, f"name a class or function of {package}")
     return found
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _cloned(entries: Mapping[str, Any], device: torch.device | None = None) -> dict[str, Any]:

@@ -1,20 +1,23 @@
 """Games of a single env as pure functions, and the games of Gymnax's interface as such."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
 from yamame.checks import ArgumentError, require
-from yamame.system.messages import print_once
+from yamame.system.messages import OutsideError, print_once
+from yamame.system.user_code import UserCodeError
 
-from yamame_envs.jax_games.checks import check_length, check_takes
+from yamame_envs.jax_games.checks import check_length, check_takes, kind_of
 from yamame_envs.jax_games.runtime import load_numpy
 
 LIMITS = ("max_steps_in_episode", "max_timesteps", "max_steps", "max_episode_length")
 """Names of the time limit in the parameters of a game, or in the game itself."""
 _GYMNAX_BASE = "gymnax.environments.environment"
+_NO_TASK = "params are None, as sample_task draws them only with tasks=own: set env.tasks=own"
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,19 +111,23 @@ def gymnax_game(
         draw_task = getattr(env, "sample_task", None)
         condition = "be null or a function where the game has no sample_task(key)"
         require(owner, "tasks", "own", callable(draw_task), condition)
-    elif draw_task is None and params is None and callable(getattr(env, "sample_task", None)):
-        print_once(f"{owner}: params are None, as sample_task draws them only with tasks=own")
+    lacks_task = draw_task is None and params is None
+    lacks_task = lacks_task and callable(getattr(env, "sample_task", None))
+    if lacks_task:
+        print_once(f"{owner}: {_NO_TASK}")
     check_takes(owner, "reset_env", env.reset_env, "key", "params")
     check_takes(owner, "step_env", env.step_env, "key", "state", "action", "params")
 
     def reset(key: Any, task: Any) -> tuple[Any, Any]:
-        result = env.reset_env(key, replaced(params, task, owner))
+        with _advice(f"{owner}: the game failed in reset_env", lacks_task):
+            result = env.reset_env(key, replaced(params, task, owner))
         check_length(owner, "reset_env", result, "(observation, state)")
         return result
 
     def step(key: Any, state: Any, action: Any, task: Any) -> Any:
         played = replaced(params, task, owner)
-        result = env.step_env(key, state, action, played)
+        with _advice(f"{owner}: the game failed in step_env", lacks_task):
+            result = env.step_env(key, state, action, played)
         forms = (
             "(observation, state, reward, done, info)",
             "(observation, state, reward, terminated, truncated, info)",
@@ -132,14 +139,29 @@ def gymnax_game(
         terminated, truncated = _ends(env, after, played, done, info)
         return observation, after, reward, terminated, truncated, info
 
+    # Messages name the methods of the environment.
+    reset.__name__, step.__name__ = "reset_env", "step_env"
     return Game(
         reset=reset,
         step=step,
         action_space=_space(env, "action_space", params, owner),
         observation_space=_space(env, "observation_space", params, owner),
-        time_limit=time_limit_of(params, env),
+        time_limit=time_limit_of(params, env, owner=owner),
         draw_task=draw_task if callable(draw_task) else None,
     )
+
+
+@contextmanager
+def _advice(what: str, lacks_task: bool) -> Iterator[None]:
+    """Add to an error of a game without parameters that its tasks would be the parameters."""
+    try:
+        yield
+    except (TypeError, AttributeError) as error:
+        if not lacks_task or "NoneType" not in str(error):
+            raise
+        found = UserCodeError.of(what, error)
+        reason = f"{found.reason}; {_NO_TASK}"
+        raise UserCodeError(what, reason, found.file, found.line) from error
 
 
 def default_params(env: Any) -> Any:
@@ -161,11 +183,19 @@ def replaced(params: Any, task: Any, owner: str) -> Any:
     """Return parameters with those that a task sets.
 
     Raises:
-        ArgumentError: A task is a dictionary with other names than those of fields.
+        ArgumentError: A task is neither of the kind of the parameters, nor a dictionary of some of
+            their fields.
     """
     if task is None or params is None:
         return params if task is None else task
     if not isinstance(task, Mapping):
+        fields = field_names(params)
+        is_alike = isinstance(task, type(params)) or fields <= field_names(task)
+        kind = type(params).__name__
+        condition = (
+            f"draw a dictionary of some of the fields {sorted(fields)}, or an object of {kind}"
+        )
+        require(owner, "tasks", kind_of(task), is_alike, condition)
         return task
     if isinstance(params, Mapping):
         return {**params, **task}
@@ -178,8 +208,11 @@ def replaced(params: Any, task: Any, owner: str) -> Any:
     return dataclasses.replace(params, **task)
 
 
-def time_limit_of(*places: Any) -> int | None:
+def time_limit_of(*places: Any, owner: str = "JaxEnv") -> int | None:
     """Return the time limit that parameters, or an environment, have; None if there is none.
+
+    Raises:
+        OutsideError: It is no whole number.
 
     >>> time_limit_of({"max_steps": 20}, None), time_limit_of(None)
     (20, None)
@@ -188,8 +221,13 @@ def time_limit_of(*places: Any) -> int | None:
     for place in places:
         for name in LIMITS:
             value = place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
-            if value is not None:
-                found.append(int(value))
+            if value is None:
+                continue
+            limit = _whole_number(value)
+            if limit is None:
+                condition = "be a whole number of steps, or None without a limit"
+                raise OutsideError(f"{owner}: {name} must {condition}, got {value!r}")
+            found.append(limit)
     # Parameters of Gymnax have a limit of 1 where the game keeps its own elsewhere.
     return next((limit for limit in found if limit != 1), found[0] if found else None)
 
@@ -221,10 +259,22 @@ def _space(env: Any, name: str, params: Any, owner: str) -> Any:
     if name == "observation_space":
         return None
     count = getattr(env, "num_actions", None)
-    if not isinstance(count, Integral):
-        condition = "name a game with action_space(params), or with a whole number num_actions"
+    if count is None:
+        condition = "name a game with action_space(params), or with num_actions"
         raise ArgumentError(owner, "id", type(env).__name__, condition)
+    is_number = isinstance(count, Integral) and not isinstance(count, bool)
+    if not is_number or count < 1:
+        raise OutsideError(f"{owner}: num_actions must be a positive integer, got {count!r}")
     return Choices(int(count))
+
+
+def _whole_number(value: Any) -> int | None:
+    """Return a number without a fraction, as one of Python; None for anything else."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if number == value else None
 
 
 class Choices:

@@ -6,8 +6,10 @@ file may have them; other modules need ``trust`` there (`yamame.files.trusted`).
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -64,8 +66,20 @@ def library_game(id: str, settings: Settings, draw_task: DrawTask | str | None, 
             )
         else:
             condition = f"name a game of {library}"
-            wrong = ArgumentError(owner, "id", id, condition, remedy=one_line(error))
+            remedy = _suggestion(library, game) or one_line(error)
+            wrong = ArgumentError(owner, "id", id, condition, remedy=remedy)
         raise wrong from error
+
+
+def _suggestion(library: str, wrong: str) -> str | None:
+    """Return the names of games that resemble a wrong one, as a question; None without any."""
+    names = {name.lower(): name for name in _REGISTRIES[library]()}
+    close = get_close_matches(wrong.lower(), names)
+    if wrong:
+        begun = sorted(name for name in names if name.startswith(wrong.lower()))
+        close = close or begun[:3]
+    found = [f"{library}:{names[name]}" for name in close]
+    return f"did you mean {' or '.join(found)}?" if found else None
 
 
 def _gymnax(name: str, settings: Settings, draw: DrawTask | str | None, owner: str) -> Game:
@@ -123,7 +137,7 @@ def _xminigrid(name: str, settings: Settings, draw: DrawTask | str | None, owner
         step=step,
         action_space=spaces.Discrete(env.num_actions(params)),
         observation_space=spaces.Box(0, _TILES - 1, shape, np.int64) if is_grid else None,
-        time_limit=time_limit_of(params),
+        time_limit=time_limit_of(params, owner=owner),
         draw_task=draw if callable(draw) else None,
         tokens=True,
         draw_picture=draw_picture,
@@ -137,6 +151,18 @@ LIBRARIES: Mapping[str, Callable[[str, Settings, DrawTask | str | None, str], Ga
     "xminigrid": _xminigrid,
 }
 """Functions that make the games of each library, by the first part of their ids."""
+
+
+_REGISTRIES: Mapping[str, Callable[[], Iterable[str]]] = {
+    "craftax": lambda: [
+        f"Craftax-{kind}-v1"
+        for kind in ("Symbolic", "Pixels", "Classic-Symbolic", "Classic-Pixels")
+    ],
+    "gymnax": lambda: import_module("gymnax").registered_envs,
+    "popgym_arcade": lambda: import_module("popgym_arcade.registration").REGISTERED_ENVIRONMENTS,
+    "xminigrid": lambda: import_module("xminigrid").registered_environments(),
+}
+"""Functions that return the names of the games of each library, which is installed."""
 
 
 def configured(

@@ -4,7 +4,9 @@ All that decides how an env continues is its `World`, a pytree of arrays: keys a
 so that a world can be saved. An env never reads the world of another one.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,11 +27,20 @@ from yamame_envs.jax_games.checks import (
     kind_of,
 )
 from yamame_envs.jax_games.game import Game
+from yamame_envs.jax_games.purity import (
+    KEPT,
+    check_kept,
+    check_pure,
+    check_repeatable,
+    program_of,
+)
 from yamame_envs.jax_games.runtime import KEY_TYPE, is_key, is_plain, load_jax
 from yamame_envs.jax_games.spaces import spaces_of, stored, taken
 from yamame_envs.streams import bits
 from yamame_envs.tasks import Tensors
 
+Hook = Literal["draw_task", "reset", "step"]
+"""Functions of a `Game`."""
 _SUCCESS = ("success", "is_success")
 _FLAGS = ("terminated", "truncated")
 _TASKS_AT_ONCE = 64
@@ -38,8 +49,6 @@ _NO_VALUES = (
     "arrays have no values while a function is traced: use jnp.where or jax.lax.cond in place of "
     "if, and functions of jax.numpy in place of those of Python and NumPy"
 )
-_MOST_PROGRAMS = 16
-"""Games whose programs a process keeps; the oldest are compiled again."""
 
 
 class World(NamedTuple):
@@ -76,6 +85,15 @@ class Moved(NamedTuple):
     fault: Any
 
 
+class _Trace(NamedTuple):
+    """Program of a function of the game, and how it was traced."""
+
+    name: Hook
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    program: Any
+
+
 class Programs:
     """Traced and compiled functions of a game, which depend on no env.
 
@@ -102,12 +120,13 @@ class Programs:
         self._compiled: set[Any] = set()
         # Generators of the keys in states and tasks, of each leaf; None where it is no key.
         self._generators: dict[str, list[Any]] = {}
+        self._traces: dict[Hook, _Trace] = {}
         jax = load_jax()
         word = jax.ShapeDtypeStruct((2,), np.uint32)
         with compiling(f"compiling {owner}: tracing its functions"):
             task = None
             if game.draw_task is not None:
-                check_takes(owner, "draw_task", game.draw_task, "key")
+                check_takes(owner, self._hook("draw_task"), game.draw_task, "key")
                 task = self._shapes("draw_task", self._draw_words, word)
                 check_real(owner, "task", task)
             observation, state = self._shapes("reset", self._raw_reset, word, task)
@@ -118,7 +137,8 @@ class Programs:
             check_same(owner, "state", state, result[1])
             for name, value in zip(("reward", *self._flags), result[2:], strict=True):
                 check_number(owner, name, value)
-            self.shapes, _ = self._shapes("reset", self._begin, word, word, task)
+            with self._running("reset"):
+                self.shapes, _ = jax.eval_shape(self._begin, word, word, task)
         self._task_shapes = task
         self._draw_rows = jax.jit(jax.vmap(self._draw_words))
         self._refill_rows = jax.jit(self._refill)
@@ -318,13 +338,12 @@ class Programs:
             condition = f"hold whole numbers in 0..{entry.sizes[0] - 1}"
         return f"{entry} must {condition}"
 
-    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, name: Hook, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a compiled function, and announce the first call, which compiles it."""
         jax = load_jax()
         leaves = jax.tree.leaves(arguments)
         shape = (function, leaves[-1].shape, leaves[0].shape)
-        what = f"{self._owner}: the game failed in {name}"
-        with user_code(what):
+        with self._running(name):
             if shape in self._compiled:
                 return jax.block_until_ready(function(*arguments))
             line = f"compiling {self._owner} ({name})"
@@ -337,18 +356,77 @@ class Programs:
 
     # Checks of the functions of a game.
 
-    def _shapes(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _hook(self, name: Hook) -> str:
+        """Return the name by which the user knows a function of the game."""
+        known = getattr(getattr(self.game, name), "__name__", name)
+        return name if known == "<lambda>" else known
+
+    def _what(self, name: Hook) -> str:
+        return f"{self._owner}: the game failed in {self._hook(name)}"
+
+    def _shapes(self, name: Hook, function: Callable[..., Any], *arguments: Any) -> Any:
+        with self._running(name):
+            program, shapes = program_of(function, *arguments)
+        check_kept(self._what(name), program)
+        self._traces[name] = _Trace(name, function, arguments, program)
+        return shapes
+
+    @contextmanager
+    def _running(self, name: Hook) -> Iterator[None]:
+        """Describe errors of a function of the game in one line."""
         jax = load_jax()
-        what = f"{self._owner}: the game failed in {name}"
+        what = self._what(name)
         try:
             with user_code(what):
-                return jax.eval_shape(function, *arguments)
-        except UserCodeError as error:
-            if not isinstance(error.__cause__, _untraceable(jax)):
-                raise
+                yield
+        except (UserCodeError, jax.errors.UnexpectedTracerError) as error:
+            cause = error.__cause__ if isinstance(error, UserCodeError) else error
             # Messages of JAX are long, and name the function of this module that was traced.
-            reason = f"{type(error.__cause__).__name__}: {_NO_VALUES}"
-            raise UserCodeError(what, reason, error.file, error.line) from error.__cause__
+            if isinstance(cause, jax.errors.UnexpectedTracerError):
+                reason = KEPT
+            elif isinstance(cause, _untraceable(jax)):
+                reason = f"{type(cause).__name__}: {_NO_VALUES}"
+            else:
+                raise
+            place = (error.file, error.line) if isinstance(error, UserCodeError) else ("", 0)
+            raise UserCodeError(what, reason, *place) from cause
+
+    def check_pure(self, names: Iterable[Hook], make: Callable[[], Game] | None) -> None:
+        """Check that functions of users have the same programs when they are traced again.
+
+        Args:
+            names: Functions of the game to check.
+            make: Makes the game again. None: that would be the same object.
+
+        Raises:
+            UserCodeError: One has another program.
+        """
+        traces = {self._what(name): self._traces[name] for name in names if name in self._traces}
+        programs = {what: trace.program for what, trace in traces.items()}
+
+        def trace_again() -> dict[str, Any]:
+            again = {}
+            for what, trace in traces.items():
+                with self._running(trace.name):
+                    again[what], _ = program_of(trace.function, *trace.arguments)
+                check_kept(what, again[what])
+            return again
+
+        def make_and_trace() -> dict[str, Any]:
+            assert make is not None
+            # What a constructor prints was printed when the game was made first.
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                self.game = make()
+            return trace_again()
+
+        game = self.game
+        with compiling(f"compiling {self._owner}: tracing its functions"):
+            check_pure(programs, trace_again)
+            if make is not None:
+                try:
+                    check_repeatable(programs, make_and_trace)
+                finally:
+                    self.game = game
 
     def _example_action(self) -> Any:
         action = self.spaces.action
@@ -375,54 +453,6 @@ def _untraceable(jax: Any) -> tuple[type[Exception], ...]:
         errors.TracerArrayConversionError,
         errors.TracerIntegerConversionError,
     )
-
-
-_programs: dict[Hashable, Programs] = {}
-
-
-def programs_of(
-    key: Hashable, make: Callable[[], Game], *, success: str | None, owner: str
-) -> Programs:
-    """Return the programs of a game, which a process compiles once for each number of envs.
-
-    Args:
-        key: Everything that decides what the game is, and ``success``. What cannot be hashed is
-            compiled for each environment.
-        make: Makes the game.
-        success: As for `Programs`.
-        owner: Name of the environment in messages.
-    """
-    try:
-        hash(key)
-    except TypeError:
-        return Programs(make(), success=success, owner=owner)
-    if key not in _programs:
-        if len(_programs) >= _MOST_PROGRAMS:
-            del _programs[next(iter(_programs))]
-        _programs[key] = Programs(make(), success=success, owner=owner)
-    return _programs[key]
-
-
-def exact_key(value: Any) -> Hashable:
-    """Return a key that two values share only if they are equal in type and content.
-
-    Numbers, texts, arrays, and mappings and sequences of these have one; other objects are their
-    own keys.
-
-    >>> exact_key([1, 2.0]) == exact_key([1, 2.0]), exact_key([1]) == exact_key((True,))
-    (True, False)
-    """
-    if isinstance(value, Mapping):
-        items = [(exact_key(name), exact_key(item)) for name, item in value.items()]
-        return type(value), frozenset(items)
-    if isinstance(value, list | tuple):
-        return type(value), tuple(map(exact_key, value))
-    if type(value) in (bool, int, float, complex, str, bytes):
-        return type(value), repr(value)  # which tells -0.0 and 0.0 apart
-    is_array = isinstance(value, np.ndarray | np.generic | load_jax().Array)
-    if is_array and value.dtype != object and not is_key(value):
-        return type(value), str(value.dtype), value.shape, np.asarray(value).tobytes()
-    return value
 
 
 def words_of(keys: Tensor) -> Any:

@@ -92,6 +92,7 @@ class XLand(BatchedEnv):
         "rulesets": Identity(("goal", "rules"), "new rulesets"),
         "goals": Identity(("goal",), "new goals"),
     }
+    num_trials: int
     _bare_grid: Tensor
     _rewards: Tensor
     _directions: Tensor
@@ -125,7 +126,7 @@ class XLand(BatchedEnv):
         self._size = size
         self._rooms = make_rooms(rooms, size, owner=self.label)
         self._check_space(rooms)
-        self._num_trials = num_trials
+        self.num_trials = num_trials
         self._trial_limit = 3 * size * size if trial_limit is None else trial_limit
         self._reward = reward
         self._shows_direction = direction
@@ -193,7 +194,7 @@ class XLand(BatchedEnv):
 
     def draw_tasks(self, task_seed: Tensor) -> Tensors:
         ruleset = draw_rulesets(fold(task_seed, 0), self._distribution)
-        trials = torch.arange(self._num_trials)
+        trials = torch.arange(self.num_trials)
         keys = fold(task_seed.unsqueeze(-1), 1, trials)
         cells, doors, pose = draw_layouts(keys, self._rooms, self._distribution.num_objects)
         objects = pack(ruleset["objects"])
@@ -225,7 +226,7 @@ class XLand(BatchedEnv):
     def _lay_out(self, task: Tensors, trial: Tensor) -> tuple[Tensor, Tensor]:
         """Return grid and pose at the start of trials ``[N]``."""
         layouts = task["layouts"]
-        if self._num_trials == 1:
+        if self.num_trials == 1:
             layout = layouts[:, 0].to(torch.int64)
         else:
             index = trial.view(-1, 1, 1).expand(-1, 1, layouts.shape[2])
@@ -246,11 +247,11 @@ class XLand(BatchedEnv):
         step = state["trial_step"] + 1
         is_over = is_reached | (step >= self._trial_limit)
         trial = state["trial"] + is_over
-        ended = trial >= self._num_trials
+        ended = trial >= self.num_trials
         # The last trial does not begin again: its last timestep is still shown.
         again = is_over & ~ended
-        if self._num_trials > 1 and self._may_be_any(again):
-            new_grid, new_pose = self._lay_out(task, trial.clamp(max=self._num_trials - 1))
+        if self.num_trials > 1 and self._may_be_any(again):
+            new_grid, new_pose = self._lay_out(task, trial.clamp(max=self.num_trials - 1))
             grid = torch.where(again.unsqueeze(-1), new_grid, grid)
             pose = torch.where(again, new_pose, pose)
             pocket = pocket.masked_fill(again, EMPTY)

@@ -10,15 +10,16 @@ import torch
 from gymnasium.spaces import Discrete
 from jax_sources import CATCH, RECALL
 from yamame.checks import ArgumentError, UsageError
+from yamame.curriculum import PlayedEpisodes
 from yamame.evaluation import evaluate
 from yamame.files.building import build_node
 from yamame.spaces.from_specs import recorded_spaces
 from yamame.system.compiling import compiling_seconds
 from yamame.system.messages import OutsideError
 from yamame.system.user_code import UserCodeError
-from yamame_envs import JaxEnv, RepeatedTrials
+from yamame_envs import CurriculumEnv, JaxEnv, RepeatedTrials
 from yamame_envs.jax_games import Game
-from yamame_envs.jax_games.programs import exact_key
+from yamame_envs.jax_games.kept import exact_key
 from yamame_envs.testing import check_env
 
 Recall = partial(JaxEnv, id="mylab:Recall")
@@ -144,6 +145,42 @@ def test_trials_of_a_task_begin_differently_where_it_is_apart_from_the_key(game)
         ),
         num_steps=16,
     )
+
+
+class Again:
+    """Curriculum that plays the first seed it has observed."""
+
+    def __init__(self):
+        self.seed = None
+
+    def choose(self, seeds, uniform):
+        return seeds if self.seed is None else torch.full_like(seeds, self.seed)
+
+    def observe(self, episodes):
+        self.seed = int(episodes.task_seed[0])
+
+    def state_dict(self):
+        return {"seed": self.seed}
+
+    def load_state_dict(self, state):
+        self.seed = state["seed"]
+
+
+def test_a_seed_that_a_curriculum_replays_has_the_task_that_was_drawn(game):
+    game(CATCH)
+    for tasks in ("own", None):
+        env = CurriculumEnv(Catch(num_envs=6, tasks=tasks), Again())
+        first = env.reset()
+        seeds, hashes = first["played_seed"].flatten(), env.task_hashes()
+        env.observe(PlayedEpisodes(seeds, None, None))
+        again = env.reset()
+        assert (again["played_seed"] == seeds[0]).all()
+        if tasks is None:
+            seen = first["observation", "numbers", "place"]
+            assert (again["observation", "numbers", "place"] == seen[0]).all()
+        else:
+            assert len(hashes.unique()) > 1
+            assert (env.task_hashes() == hashes[0]).all()
 
 
 def test_held_out_tasks_are_the_same_with_any_number_of_envs(game):
@@ -327,7 +364,7 @@ def test_a_task_that_is_not_drawn_is_named_before_the_error(game, capsys):
     game(f"{source}\n    def sample_task(self, key):\n        return {{'cue': 1}}\n")
     Recall(tasks="own")
     assert "tasks=own" not in capsys.readouterr().err
-    with pytest.raises(UserCodeError, match="NoneType"):
+    with pytest.raises(UserCodeError, match=r"NoneType.*set env.tasks=own \(.*mylab.py:14\)"):
         Recall()
     assert "params are None" in capsys.readouterr().err
 

@@ -1,0 +1,229 @@
+"""Comparison of traces of the functions of a game, which differ if one is not pure.
+
+A random number of NumPy, or an attribute that a call changes, is traced once, as a constant of the
+compiled program. Without this check, every process would play another game in silence.
+"""
+
+import contextlib
+import os
+import random
+from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import count
+from traceback import walk_tb
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from yamame.system.user_code import UserCodeError
+
+from yamame_envs.jax_games.runtime import is_key, load_jax
+
+KEPT = (
+    "a value of an earlier call is kept on self, or elsewhere outside JAX, where it does not "
+    "outlive its call: return it in the state"
+)
+_NOT_PURE = (
+    "it draws numbers or keeps state outside JAX (np.random, random, self.x = ...), which is "
+    "traced once, as a constant: draw with jax.random from key, and return what changes in the "
+    "state"
+)
+_NOT_REPEATABLE = (
+    "it is another game each time it is made: draw random numbers of its constructor from a fixed "
+    "seed, such as one of env.settings"
+)
+_MOST_TRACES = 8
+"""Traces of a function that draws numbers of NumPy or Python, of which two can be equal."""
+_contexts = count()
+
+
+def program_of(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
+    """Trace a function; return its program and the shapes of its result."""
+    jax = load_jax()
+
+    def traced(*given: Any) -> Any:
+        # A new function, because JAX does not trace the same one again.
+        return function(*given)
+
+    program, shapes = jax.make_jaxpr(traced, return_shape=True)(*arguments)
+    return program, shapes
+
+
+def check_kept(what: str, program: Any) -> None:
+    """Raise if a program reads a traced value of another one, which the game has kept.
+
+    Raises:
+        UserCodeError: It does.
+    """
+    tracer = load_jax().core.Tracer
+    kept = []
+    for name, value in zip(program.jaxpr.constvars, program.consts, strict=True):
+        if isinstance(value, tracer):
+            kept.append(name)
+    if kept:
+        readers = [one for one in program.jaxpr.eqns if set(kept) & set(_names(one.invars))]
+        raise UserCodeError(what, KEPT, *_place_of(readers))
+
+
+def check_pure(programs: Mapping[str, Any], trace: Callable[[], Mapping[str, Any]]) -> None:
+    """Raise if functions of a game have other programs when they are traced again.
+
+    Args:
+        programs: Program of each function, by its name in messages.
+        trace: Traces the functions again and returns their programs.
+
+    Raises:
+        UserCodeError: Two programs differ.
+    """
+    with _without_caches():
+        _check_again(programs, trace, _NOT_PURE)
+
+
+def check_repeatable(programs: Mapping[str, Any], trace: Callable[[], Mapping[str, Any]]) -> None:
+    """Raise if functions have other programs in a game that is made again, as `check_pure`."""
+    _check_again(programs, trace, _NOT_REPEATABLE)
+
+
+def _check_again(
+    programs: Mapping[str, Any], trace: Callable[[], Mapping[str, Any]], reason: str
+) -> None:
+    for _ in range(_MOST_TRACES):
+        before = _random_states()
+        for what, again in trace().items():
+            found = difference(programs[what], again)
+            if found is not None:
+                raise UserCodeError(what, reason, *_place_of(found))
+        if _random_states() == before:
+            return  # without random numbers, two traces are enough
+
+
+def difference(first: Any, second: Any) -> list[Any] | None:
+    """Return where two programs differ first: operations, outermost first; None if nowhere.
+
+    Functions and other objects that an operation refers to count as equal.
+
+    >>> numbers = iter(range(3))
+    >>> def add(number):
+    ...     return number + next(numbers)
+    >>> one, other = (program_of(add, 1.0)[0] for _ in range(2))
+    >>> difference(one, one), [str(operation.primitive) for operation in difference(one, other)]
+    (None, ['add'])
+    """
+    if first is second:
+        return None
+    names: dict[Any, Any] = {}
+    if hasattr(first, "consts"):
+        constants = zip(first.consts, second.consts, strict=False)
+        first, second = first.jaxpr, second.jaxpr
+        places = zip(first.constvars, second.constvars, constants, strict=False)
+        # Other constants get no name, so that the operation that reads one differs.
+        names = {one: other for one, other, pair in places if _compare(*pair) is None}
+    names.update(zip(first.invars, second.invars, strict=False))
+
+    def is_same_value(one: Any, other: Any) -> bool:
+        if hasattr(one, "val") or hasattr(other, "val"):
+            missing = object()
+            values = (getattr(value, "val", missing) for value in (one, other))
+            return _compare(*values) is None
+        return names.get(one) is other
+
+    for one, other in zip(first.eqns, second.eqns, strict=False):
+        is_alike = one.primitive is other.primitive and len(one.invars) == len(other.invars)
+        if not is_alike or not all(map(is_same_value, one.invars, other.invars)):
+            return [other]
+        within = _compare(one.params, other.params)
+        if within is not None:
+            return [other, *within]
+        names.update(zip(one.outvars, other.outvars, strict=False))
+    is_alike = len(first.eqns) == len(second.eqns) and len(first.outvars) == len(second.outvars)
+    return None if is_alike and all(map(is_same_value, first.outvars, second.outvars)) else []
+
+
+def _compare(one: Any, other: Any) -> list[Any] | None:
+    """Compare constants and parameters of operations, as `difference` does programs."""
+    if one is other:
+        return None
+    if hasattr(one, "eqns") or hasattr(one, "jaxpr"):
+        return difference(one, other) if type(one) is type(other) else []
+    is_same = True
+    if isinstance(one, Mapping):
+        if not isinstance(other, Mapping) or list(one) != list(other):
+            return []
+        one, other = list(one.values()), list(other.values())
+    if isinstance(one, list | tuple):
+        if not isinstance(other, list | tuple) or len(one) != len(other):
+            return []
+        found = (_compare(*pair) for pair in zip(one, other, strict=True))
+        return next((place for place in found if place is not None), None)
+    if hasattr(one, "dtype") and hasattr(one, "shape"):
+        is_same = hasattr(other, "dtype") and _contents(one) == _contents(other)
+    elif isinstance(one, bool | int | float | complex | str | bytes | None):
+        is_same = type(one) is type(other) and repr(one) == repr(other)
+    return None if is_same else []
+
+
+def _contents(array: Any) -> tuple[Any, ...]:
+    """Return what two arrays must share to be equal; shapes without values, as of a spec."""
+    if is_key(array) and isinstance(array, load_jax().Array):
+        array = load_jax().random.key_data(array)
+    if not hasattr(array, "__array__"):
+        return str(array.dtype), tuple(array.shape)
+    values = np.asarray(array)
+    return str(values.dtype), values.shape, values.tobytes()
+
+
+def _names(values: Any) -> list[Any]:
+    """Return the variables among the inputs of an operation, whose others are literals."""
+    return [value for value in values if not hasattr(value, "val")]
+
+
+def _place_of(operations: list[Any]) -> tuple[str, int]:
+    """Return file and line of the game of the outermost operation that has them."""
+    for operation in operations:
+        trace = operation.source_info.traceback
+        places = [] if trace is None else _lines_of_game(trace.as_python_traceback())
+        if places:
+            # The innermost line of the file whose function this package has called.
+            return next(place for place in reversed(places) if place[0] == places[0][0])
+    return "", 0
+
+
+def _lines_of_game(trace: TracebackType) -> list[tuple[str, int]]:
+    """Return files and lines below those of this package, outermost first, without JAX's."""
+    jax = os.path.dirname(load_jax().__file__) + os.sep
+    python = os.path.dirname(contextlib.__file__) + os.sep
+    places: list[tuple[str, int]] = []
+    for frame, line in walk_tb(trace):
+        file = frame.f_code.co_filename
+        if os.path.dirname(file) == os.path.dirname(__file__):
+            places = []
+            continue
+        is_python = file.startswith(python) and "-packages" not in file
+        if not is_python and not file.startswith(jax):
+            places.append((file, line))
+    return places
+
+
+def _random_states() -> tuple[Any, ...]:
+    """Return the states of the global generators of NumPy and Python."""
+    _, words, place, *_ = np.random.get_state()
+    return np.asarray(words).tobytes(), place, random.getstate()
+
+
+@cache
+def _user_context() -> Any:
+    """Return a context of JAX; one alone, because JAX keeps each of them."""
+    jax = load_jax()
+    return jax.make_user_context(None) if hasattr(jax, "make_user_context") else None
+
+
+def _without_caches() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which nested calls of ``jax.jit`` are traced again.
+
+    Without such a context, in earlier versions of JAX, nested functions are not traced again.
+    """
+    context = _user_context()
+    if context is None:
+        return contextlib.nullcontext()
+    afresh: contextlib.AbstractContextManager[Any] = context(next(_contexts))
+    return afresh

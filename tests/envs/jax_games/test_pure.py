@@ -1,0 +1,194 @@
+"""Games that draw numbers or keep values outside JAX, which would be constants in silence."""
+
+import re
+from itertools import count
+
+import pytest
+from jax_sources import CATCH, RECALL
+from yamame.checks import ArgumentError
+from yamame.system.messages import OutsideError
+from yamame.system.user_code import UserCodeError
+from yamame_envs import JaxEnv
+
+HEAD = "import random\nfrom functools import partial\nimport numpy as np\n"
+STEP = "    def step_env(self, key, state, action, params):\n"
+RESET = "    def reset_env(self, key, params):\n"
+CUE = 'state["cue"]'
+
+
+def changed(*pairs: tuple[str, str]) -> str:
+    source = RECALL
+    for old, new in pairs:
+        assert old in source
+        source = source.replace(old, new)
+    return HEAD + source
+
+
+def line_of(source: str, text: str) -> int:
+    return source[: source.index(text)].count("\n") + 1
+
+
+@pytest.mark.parametrize(
+    ("source", "method", "text"),
+    [
+        (changed(("1.0 * won", "np.random.rand() * won")), "step_env", "np.random"),
+        (changed(("1.0 * won", "random.randint(0, 1) * won")), "step_env", "random.randint(0, 1)"),
+        (changed(("0, 3)", "0, 3) + np.random.randint(2)")), "reset_env", "np.random"),
+        # Functions compiled by the game itself.
+        (
+            changed(
+                (STEP, f"    @partial(jax.jit, static_argnums=0)\n{STEP}"),
+                ("1.0 * won", "np.random.rand() * won"),
+            ),
+            "step_env",
+            "np.random",
+        ),
+        (
+            changed(
+                (STEP, f"    num = 0\n{STEP}        self.num += 1\n"),
+                ("1.0 * won", "self.num * won"),
+            ),
+            "step_env",
+            "self.num * won",
+        ),
+        (
+            changed(
+                (RESET, f"    table = np.zeros(3)\n{RESET}        self.table = self.table + 1\n"),
+                ("jax.nn.one_hot(cue, 3)", "self.table + cue"),
+            ),
+            "reset_env",
+            "self.table + cue",
+        ),
+    ],
+)
+def test_numbers_and_state_outside_jax_are_named_with_their_line(game, source, method, text):
+    game(source)
+    place = rf"mylab.py:{line_of(source, text)}\)$"
+    with pytest.raises(
+        UserCodeError, match=rf"failed in {method}: .*outside JAX.*{place}"
+    ) as raised:
+        JaxEnv(id="mylab:Recall")
+    assert "\n" not in str(raised.value)
+
+
+def test_tasks_that_numpy_draws_are_found_in_games_of_users_and_libraries(game):
+    source = "    def sample_task(self, key):\n        return {'cue': np.random.randint(9)}\n"
+    game(f"{changed()}\n{source}")
+    with pytest.raises(UserCodeError, match=r"failed in sample_task: .*outside JAX"):
+        JaxEnv(id="mylab:Recall", tasks="own")
+    pytest.importorskip("gymnax")
+    numbers = count(2)
+
+    def draw(key):
+        return {"memory_length": next(numbers)}
+
+    with pytest.raises(UserCodeError, match=r"failed in draw: .*outside JAX"):
+        JaxEnv(id="gymnax:MemoryChain-bsuite", tasks=draw)
+
+
+@pytest.mark.parametrize(
+    "constructor",
+    [
+        "np.random.randint(2)",
+        "np.random.default_rng().random(2)",
+        "jax.random.key(random.random())",
+    ],
+)
+def test_a_constructor_that_makes_another_game_each_time_is_found(game, constructor):
+    used = "jax.random.uniform(self.table)" if "key" in constructor else "self.table"
+    source = changed(
+        (
+            "    num_actions",
+            f"    def __init__(self):\n        self.table = {constructor}\n    num_actions",
+        ),
+        ("jax.nn.one_hot(cue, 3)", f"jax.nn.one_hot(cue, 3) + jnp.sum({used})"),
+    )
+    game(source.replace("random.random()", "random.randint(0, 99)"))
+    with pytest.raises(UserCodeError, match="it is another game each time it is made"):
+        JaxEnv(id="mylab:Recall")
+
+
+def test_numbers_of_a_fixed_seed_are_no_mistake(game, capsys):
+    made = "self.table = np.random.default_rng(3).random(3)\n        np.random.seed(4)\n"
+    made += "        self.table += np.random.rand(3)\n        print('made')\n"
+    made += "        self.key = jax.random.key(5)\n        self.calls = 0\n"
+    source = changed(
+        ("    num_actions", f"    def __init__(self):\n        {made}\n    num_actions"),
+        (RESET, f"{RESET}        self.calls += 1\n"),
+        ("jax.nn.one_hot(cue, 3)", "jax.random.uniform(self.key, (3,)) + self.table"),
+    )
+    game(source)
+    JaxEnv(id="mylab:Recall")
+    assert capsys.readouterr().out == "made\n"
+
+
+@pytest.mark.parametrize(
+    ("keep", "use", "place"),
+    [
+        ("self.last = action", "won * self.last", True),
+        ("self.last = action * 2", "jnp.where(won, self.last, 0)", True),
+        ("self.last, kept = 1.0 * action, self.last", "kept", False),
+        ("self.last = action", "jax.lax.cond(won, lambda: self.last, lambda: 0)", True),
+    ],
+)
+def test_values_kept_on_self_between_calls_are_named(game, keep, use, place):
+    kept = f"        last = self.last\n        {keep}\n"
+    source = changed(
+        (STEP, f"    last = 0\n{STEP}{kept}"), ("1.0 * won", use.replace("self.last", "last"))
+    )
+    game(source)
+    where = rf"mylab.py:{line_of(source, '**state')}\)$" if place else "in the state$"
+    with pytest.raises(UserCodeError, match=rf"step_env: .*on self.*{where}") as raised:
+        JaxEnv(id="mylab:Recall")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_value_that_a_reset_keeps_for_the_steps_is_named(game):
+    keep = "        self.cue = cue\n        return jax.nn"
+    source = changed(("        return jax.nn", keep), (CUE, "self.cue"))
+    game(source)
+    place = f"mylab.py:{line_of(source, '== self.cue')}"
+    with pytest.raises(
+        UserCodeError, match=f"failed in step_env: .*return it in the state .*{place}"
+    ):
+        JaxEnv(id="mylab:Recall")
+
+
+def test_a_single_task_whatever_the_key_is_printed(game, capsys):
+    game(CATCH)
+    JaxEnv(id="mylab:Catch", tasks=lambda key: {"wind": 1.0})
+    assert "draws a single task" in capsys.readouterr().err
+    JaxEnv(id="mylab:Catch", tasks="own")
+    assert "draws a single task" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ("jax.random.randint(key, (), 3, 30)", r"tasks must draw a dictionary .*'memory_length'"),
+        ('{"memory_length": jax.numpy.ones(3)}', r"tasks must draw values .*"),
+        ('{"memory_length": None}', r"tasks must draw values .*"),
+    ],
+)
+def test_tasks_that_a_library_cannot_play_are_one_line(game, tasks, message):
+    pytest.importorskip("gymnax")
+    game(f"import jax\n\ndef draw(key):\n    return {tasks}\n")
+    with pytest.raises((ArgumentError, OutsideError), match=message) as raised:
+        JaxEnv(id="gymnax:MemoryChain-bsuite", tasks="mylab:draw")
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 700
+
+
+def test_a_method_without_a_key_has_the_name_of_the_user(game):
+    game(f"{RECALL}\n    def sample_task(self):\n        return 1\n")
+    with pytest.raises(OutsideError, match=r"sample_task must take \(key\), it is sample_task\(\)"):
+        JaxEnv(id="mylab:Recall", tasks="own")
+
+
+@pytest.mark.parametrize(("id", "meant"), [("mylab.Recall", "mylab:Recall"), ("a.b.C", "a.b:C")])
+def test_an_id_with_a_point_in_place_of_a_colon_has_a_suggestion(game, id, meant):
+    game(RECALL)
+    with pytest.raises(ArgumentError, match=rf"did you mean {re.escape(meant)}\?"):
+        JaxEnv(id=id)
+    with pytest.raises(ArgumentError, match=rf"did you mean {re.escape(meant)}\?"):
+        JaxEnv(id="mylab:Recall", tasks=id)
