@@ -458,10 +458,10 @@ def _located(text: str, owner: str, name: str) -> Any:
     if name == "tasks":
         condition = "be null, own, or module:name of a function of yours"
     package = module.partition(".")[0]
-    is_own = bool(attribute) and package not in ("", *_NOT_OWN, *LIBRARIES)
+    can_be_own = bool(attribute) and package not in ("", *_NOT_OWN, *LIBRARIES)
     home, _, last = text.rpartition(".")
     remedy = f"did you mean {home}:{last}?" if home and ":" not in text else None
-    require(owner, name, text, is_own, condition, remedy=remedy)
+    require(owner, name, text, can_be_own, condition, remedy=remedy)
     try:
         with user_code(f"{owner}: {name} failed while it was imported", passes=(ImportError,)):
             found: Any = import_module(module)
