@@ -101,13 +101,6 @@ def difference(first: Any, second: Any) -> list[Any] | None:
     """Return where two programs differ first: operations, outermost first; None if nowhere.
 
     Functions and other objects that an operation refers to count as equal.
-
-    >>> numbers = iter(range(3))
-    >>> def add(number):
-    ...     return number + next(numbers)
-    >>> one, other = (program_of(add, 1.0)[0] for _ in range(2))
-    >>> difference(one, one), [str(operation.primitive) for operation in difference(one, other)]
-    (None, ['add'])
     """
     if first is second:
         return None
