@@ -87,10 +87,8 @@ def test_a_number_outside_of_its_bounds_is_named(target, argument, bounds):
 
 
 def flag_arguments() -> Iterator[tuple[str, str]]:
-    """Yield target and argument of all flags of components; readers of data have other checks."""
+    """Yield target and argument of all flags of components."""
     for name in targets():
-        if name.startswith("yamame.data."):
-            continue
         build = locate(name)
         hints = typing.get_type_hints(build.__init__ if inspect.isclass(build) else build)
         for argument, hint in hints.items():

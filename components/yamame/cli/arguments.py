@@ -8,6 +8,7 @@ known only once a run was read.
 import re
 import typing
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import Annotated, Any
 
 from yamame.cli.sections import Config, Section, Verbatim
@@ -17,11 +18,14 @@ _QUOTED_OR_NESTED = ("'", '"', "{", "null", "???")
 """Beginnings of values that Hydra parses as they are."""
 _PLAIN = re.compile("(?!(?:true|false|null|inf|nan)$)[a-z_][a-z0-9_./-]*", re.IGNORECASE)
 """Texts that Hydra reads as such without quotes. Printed commands are easier to read without."""
+_POWER = r"\d+(?:\.\d+)?e\+?\d{1,2}"
+_POWERS = re.compile(rf"\[?{_POWER}(?:,{_POWER})*\]?", re.IGNORECASE)
+"""Numbers such as 1e6, alone, in a list or in a sweep, which Hydra reads as floats."""
 
 
 def ease(arguments: Sequence[str], model: type[Config] | None) -> list[str]:
-    """Quote values that are taken as they are, add the plus of new keys, and take the first word
-    as the value of a key.
+    """Quote values that are taken as they are, add the plus of new keys, replace 1e6 by an integer,
+    and take the first word as the value of a key.
 
     Args:
         arguments: The command line.
@@ -37,6 +41,8 @@ def ease(arguments: Sequence[str], model: type[Config] | None) -> list[str]:
     ["run=[a,'b=1','2']"]
     >>> ease(["popgym", "tier=cpu"], LeaderboardConfig)
     ['suite=popgym', 'tier=cpu']
+    >>> ease(["budget.updates=1e3", "replay.capacity=1.5e3,2e3", "optimizer.lr=1e-3"], TrainConfig)
+    ['budget.updates=1000', 'replay.capacity=1500,2000', 'optimizer.lr=1e-3']
     """
     if model is None:
         return list(arguments)
@@ -49,6 +55,9 @@ def ease(arguments: Sequence[str], model: type[Config] | None) -> list[str]:
     verbatim = set() if is_sweep else set(verbatim_keys(model))
     for index, argument in enumerate(eased):
         key, equals, value = argument.partition("=")
+        if _POWERS.fullmatch(value) and key not in verbatim:
+            value = re.sub(_POWER, _integer, value, flags=re.IGNORECASE)
+            eased[index] = argument = f"{key}={value}"
         is_open = any(key.startswith(f"{group}.") for group in model.open_keys)
         if equals and is_open:
             # Two plusses add a key or override it, whichever applies.
@@ -56,6 +65,11 @@ def ease(arguments: Sequence[str], model: type[Config] | None) -> list[str]:
         elif equals and key in verbatim:
             eased[index] = f"{key}={_quoted(value)}"
     return eased
+
+
+def _integer(number: re.Match[str]) -> str:
+    value = Decimal(number.group())
+    return str(int(value)) if value == int(value) else number.group()
 
 
 def verbatim_keys(model: type[Section], prefix: str = "") -> Iterator[str]:

@@ -17,7 +17,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 from torchrl.envs.transforms import Transform
 
-from yamame.checks import UsageError, require, require_choice
+from yamame.checks import UsageError, check_bounds, require, require_choice
 from yamame.data.amago_files import Segment, matching_files, read_segment
 from yamame.data.extras import import_extra
 from yamame.data.format import TrajectoryFormat
@@ -45,6 +45,7 @@ Content: TypeAlias = Mapping[str, Any] | TensorDictBase
 """Arrays in nested mappings (`yamame.data.tables`), or a TorchRL rollout ``[T]``."""
 
 
+@check_bounds
 def runs(
     path: Paths,
     *,
@@ -93,6 +94,7 @@ def runs(
     )
 
 
+@check_bounds
 def npz(
     path: Paths,
     *,
@@ -131,6 +133,7 @@ def _read_npz(path: Paths) -> Iterator[tuple[str, Content]]:
         yield name, nested(read_npz(file, sizes), name)
 
 
+@check_bounds
 def hdf5(
     path: Paths,
     *,
@@ -160,6 +163,7 @@ def _read_hdf5(path: Paths, h5py: Any) -> Iterator[tuple[str, Content]]:
             yield name, tree
 
 
+@check_bounds
 def minari(
     path: Paths,
     *,
@@ -192,6 +196,7 @@ def _read_minari(path: Paths, library: Any, download: bool) -> Iterator[tuple[st
         yield from read_episodes(dataset_id, library, download=download, sizes=sizes)
 
 
+@check_bounds
 def torchrl(
     dataset: str | TensorDictBase | ReplayBuffer,
     *,
@@ -238,6 +243,7 @@ def _read_torchrl(
         yield name, row
 
 
+@check_bounds
 def amago(
     path: Paths,
     *,
@@ -265,6 +271,7 @@ def amago(
     return TrajectoryDataset([loader.finish(path)], transform=transform, sample_by=sample_by)
 
 
+@check_bounds
 def lerobot(
     path: Paths,
     *,
