@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
+import pytest
 import torch
 import yamame
 from gymnasium import spaces
 from tensordict import TensorDict
+from yamame.checks import UsageError
 from yamame.cli.nodes import plain
 from yamame.deploy import Interface, import_amago
 from yamame.deploy.build import build_agent, load_weights
@@ -173,3 +175,13 @@ def whole(agent, columns):
         name: value[0]
         for name, value in decide(agent, context, columns["actions"][place].transpose(0, 1)).items()
     }
+
+
+def refused(case, *parts, source=None, **options):
+    """Assert that an import is refused with a message of one line that has all parts."""
+    with pytest.raises(UsageError) as caught:
+        imported(case, source, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, message

@@ -2,22 +2,16 @@
 
 import copy
 import os
-import pickle
-import re
-import shutil
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 import yamame
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torchrl.modules import set_recurrent_mode
 from yamame.checks import UsageError
-from yamame.deploy import DeployedAgent
 from yamame.deploy.amago.arguments import DEFAULTS
 from yamame.deploy.amago.gin import Unread, parse_gin
 from yamame.deploy.folder import write_folder
@@ -153,84 +147,6 @@ def test_imported_weights_can_be_trained():
     assert without == []
 
 
-# Files and folders.
-
-
-def state_folder(place, case="gru_bits"):
-    """A state as accelerate leaves it, in the folder of a run, with pickles that are never read."""
-    folder = place / "run" / "ckpts" / "training_states" / "run_epoch_3"
-    folder.mkdir(parents=True)
-    shutil.copy(recordings.FOLDER / case / "model.safetensors", folder)
-    shutil.copy(recordings.FOLDER / case / "config.txt", place / "run" / "ckpts")
-    for name in ("random_states_0.pkl", "custom_checkpoint_0.pkl", "optimizer.bin"):
-        (folder / name).write_bytes(pickle.dumps(Evil(place / "hacked")))
-    return folder
-
-
-class Evil:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
-def policy_file(place, case="gru_bits", change=dict):
-    """A file as AMAGO writes with torch.save."""
-    folder = place / "run" / "ckpts" / "policy_weights"
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(recordings.FOLDER / case / "config.txt", folder.parent)
-    weights = load_file(recordings.FOLDER / case / "model.safetensors")
-    torch.save(change(weights), folder / "policy_epoch_3.pt")
-    return folder / "policy_epoch_3.pt"
-
-
-def prefixed(weights):
-    return {f"module.{name}": value for name, value in weights.items()}
-
-
-def halved(weights):
-    return {name: value.to(torch.bfloat16) for name, value in weights.items()}
-
-
-def test_all_files_of_a_run_give_the_same_agent(tmp_path):
-    expected = subject("gru_bits").weights
-    sources = [
-        state_folder(tmp_path / "a"),
-        policy_file(tmp_path / "b"),
-        policy_file(tmp_path / "c", change=prefixed),
-    ]
-    for source in sources:
-        found = recordings.imported("gru_bits", source).weights
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
-    rounded = recordings.imported("gru_bits", policy_file(tmp_path / "d", change=halved)).weights
-    assert rounded["actor.mlp.0.weight"].dtype == torch.float32
-    assert not list(tmp_path.rglob("hacked"))
-
-
-def test_without_a_file_the_defaults_and_what_is_typed_count(tmp_path, capsys):
-    source = tmp_path / "policy.pt"
-    weights = load_file(recordings.FOLDER / "gru_bits" / "model.safetensors")
-    torch.save(weights, source)
-    with pytest.raises(UsageError, match=r"amago\.gin\.Multigammas\.continuous: .*2 numbers"):
-        recordings.imported("gru_bits", source)
-    typed = {"Multigammas": {"continuous": [0.9, 0.99]}}
-    found = recordings.imported("gru_bits", source, typed=typed)
-    assert "amago.config" in capsys.readouterr().err
-    expected = subject("gru_bits")
-    assert found.config["agent"]["gammas"] == expected.config["agent"]["gammas"]
-    assert all(torch.equal(found.weights[name], value) for name, value in expected.weights.items())
-
-
-def refused(case, *parts, source=None, **options):
-    with pytest.raises(UsageError) as caught:
-        recordings.imported(case, source, **options)
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message, message
-
-
 TYPED = [
     ("gru_discrete", {"Actor": {"activation": "adaptive"}}, "amago.gin.Actor.activation"),
     ("gru_discrete", {"Actor": {"activation": 3}}, "amago.gin.Actor.activation"),
@@ -257,7 +173,7 @@ TYPED = [
 
 @pytest.mark.parametrize(("case", "typed", "part"), TYPED)
 def test_arguments_that_cannot_be_imported_are_named(case, typed, part):
-    refused(case, part, typed=typed)
+    recordings.refused(case, part, typed=typed)
 
 
 NUMBERS = {
@@ -293,9 +209,9 @@ def test_numbers_of_a_file_out_of_range_are_refused(tmp_path, name):
     case = "transformer_discrete"
     for value in NUMBERS[name]:
         config = config_with(tmp_path, case, name, value)
-        refused(case, name.partition(".")[0], gin=config)
+        recordings.refused(case, name.partition(".")[0], gin=config)
         if name == "Experiment.max_seq_len":
-            refused(case, name, gin=config, max_seq_len=None)
+            recordings.refused(case, name, gin=config, max_seq_len=None)
 
 
 @pytest.mark.parametrize("case", ["transformer_discrete", "gru_discrete"])
@@ -309,13 +225,13 @@ def test_no_number_of_a_file_may_be_infinite(tmp_path, case):
             if group in unused or not is_number:
                 continue
             config = config_with(tmp_path, case, f"{group}.{argument}", "1e999")
-            refused(case, group, "inf", gin=config)
+            recordings.refused(case, group, "inf", gin=config)
             num_refused += 1
     assert num_refused > 20
 
 
 def test_a_length_that_no_episode_has_is_refused():
-    refused("transformer_box", "amago.max_seq_len", "at most", max_seq_len=10**15)
+    recordings.refused("transformer_box", "amago.max_seq_len", "at most", max_seq_len=10**15)
 
 
 WITHOUT_FILE = [
@@ -331,7 +247,7 @@ def test_arguments_without_a_file_are_compared_with_the_weights(typed, part):
         "Multigammas": {"discrete": [0.9, 0.99]},
     }
     assert recordings.imported("gru_discrete", gin=None, typed=given).weights
-    refused("gru_discrete", part, gin=None, typed={**given, **typed})
+    recordings.refused("gru_discrete", part, gin=None, typed={**given, **typed})
 
 
 @pytest.mark.parametrize(
@@ -343,7 +259,7 @@ def test_arguments_without_a_file_are_compared_with_the_weights(typed, part):
     ],
 )
 def test_what_is_typed_must_not_contradict_the_file(case, typed, value):
-    refused(case, "amago.gin.", value, "config.txt", "amago.config=null", typed=typed)
+    recordings.refused(case, "amago.gin.", value, "config.txt", "amago.config=null", typed=typed)
     ((group, ((name, _),)),) = ((group, tuple(given.items())) for group, given in typed.items())
     path = recordings.FOLDER / case / "config.txt"
     same = parse_gin(path.read_text(), "it")[f"{group}.{name}"]
@@ -351,7 +267,7 @@ def test_what_is_typed_must_not_contradict_the_file(case, typed, value):
 
 
 def test_a_transformer_needs_its_length():
-    refused("transformer_box", "amago.max_seq_len", max_seq_len=None)
+    recordings.refused("transformer_box", "amago.max_seq_len", max_seq_len=None)
     assert subject("gru_bits").config["encoder"]["_target_"].endswith(".GRUEncoder")
     assert recordings.imported("gru_bits", max_seq_len=None).weights.keys()
 
@@ -364,10 +280,10 @@ def test_a_length_that_a_file_contradicts_is_refused(tmp_path, capsys):
         config.write_text(f"{text}\n{line}\n")
         return {"gin": config}
 
-    refused(
+    recordings.refused(
         "transformer_box", "amago.max_seq_len: must be 40", **given("Experiment.max_seq_len = 40")
     )
-    refused("transformer_box", "at most 47", **given("Experiment.traj_save_len = 47"))
+    recordings.refused("transformer_box", "at most 47", **given("Experiment.traj_save_len = 47"))
     capsys.readouterr()
     for line in (
         "Experiment.max_seq_len = 48",
@@ -386,9 +302,11 @@ def test_a_length_beyond_the_table_of_positions_is_refused():
     holds = [case for case in CASES if table in load_file(weights_of(case))]
     assert holds == ["transformer_beta"]
     assert recordings.imported("transformer_beta", max_seq_len=500).weights
-    refused("transformer_beta", "amago.max_seq_len: must be at most 500", max_seq_len=501)
+    recordings.refused("transformer_beta", "max_seq_len: must be at most 500", max_seq_len=501)
     typed = {"LearnablePosEmb": {"max_time_idx": 499}}
-    refused("transformer_beta", "max_time_idx: must be 500, as in the weights", typed=typed)
+    recordings.refused(
+        "transformer_beta", "max_time_idx: must be 500, as in the weights", typed=typed
+    )
 
 
 def weights_of(case):
@@ -449,11 +367,11 @@ def test_a_configuration_that_does_not_fit_is_named(tmp_path, old, new, part):
 
 
 def test_a_missing_or_strange_configuration_is_refused(tmp_path):
-    refused("gru_bits", "amago.config", gin=tmp_path / "nowhere.txt")
+    recordings.refused("gru_bits", "amago.config", gin=tmp_path / "nowhere.txt")
     (tmp_path / "link.txt").symlink_to("/etc/passwd")
-    refused("gru_bits", "link", gin=tmp_path / "link.txt")
+    recordings.refused("gru_bits", "link", gin=tmp_path / "link.txt")
     os.mkfifo(tmp_path / "pipe.txt")
-    refused("gru_bits", "pipe", gin=tmp_path / "pipe.txt")
+    recordings.refused("gru_bits", "pipe", gin=tmp_path / "pipe.txt")
 
 
 def test_gin_is_read_and_not_executed(tmp_path):
@@ -471,135 +389,3 @@ A.e = %MACRO
     assert values["A.c"] == {"x": [1, 2.5]}
     assert [type(values[name]) for name in ("A.b", "A.d", "A.e")] == [Unread] * 3
     assert not list(tmp_path.iterdir())
-
-
-def without(name):
-    return lambda weights: {k: v for k, v in weights.items() if not k.startswith(name)}
-
-
-def with_tensor(name, value):
-    return lambda weights: {**weights, name: value}
-
-
-def with_object(weights):
-    return {**weights, "actor.extra": Evil("hacked")}
-
-
-WEIGHTS = [
-    (without("popart"), "popart.mu"),
-    (without("traj_encoder"), "IdentityTrajEncoder"),
-    (without("tstep_encoder.out_norm"), "out_norm"),
-    (with_tensor("actor.extra", torch.ones(2)), "actor.extra"),
-    (with_tensor(ACTOR, torch.ones(2, 2)), ACTOR),
-    (with_tensor(ACTOR, torch.full((9, 16), torch.nan)), ACTOR),
-    (with_tensor(ACTOR, torch.ones(9, 16, dtype=torch.int64)), ACTOR),
-    (with_tensor(ACTOR, torch.ones(1, 1).expand(2**24, 2**14)), "policy_epoch_3.pt"),
-    (with_tensor("popart.mu", torch.ones(0, 1)), "popart.mu"),
-    (with_tensor("tstep_encoder.cnn.conv1.weight", torch.ones(1)), "CNNTstepEncoder"),
-    (with_tensor("traj_encoder.mambas.0.x", torch.ones(1)), "MambaTrajEncoder"),
-    (with_tensor("critics.net.output_layer.weight", torch.ones(2, 16, 5)), "output_layer"),
-    (with_tensor("\x1b[2J", torch.ones(1)), "belongs to no part"),
-    (with_object, "objects of Python"),
-    (lambda weights: [weights], "policy_epoch_3.pt"),
-    (lambda weights: {3: torch.ones(1)}, "policy_epoch_3.pt"),
-    (lambda weights: {}, "tstep_encoder"),
-]
-
-
-@pytest.mark.parametrize(("change", "part"), WEIGHTS)
-def test_strange_weights_are_refused_in_one_line(tmp_path, monkeypatch, change, part):
-    monkeypatch.chdir(tmp_path)
-    source = policy_file(tmp_path, change=change)
-    before = sorted(tmp_path.rglob("*"))
-    refused("gru_bits", part, source=source)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_two_hot_critics_are_refused(tmp_path):
-    def change(weights):
-        last = weights["critics.net.output_layer.weight"]
-        bias = weights["critics.net.output_layer.bias"]
-        wider = {
-            "critics.net.output_layer.weight": last.repeat(1, 1, 9),
-            "critics.net.output_layer.bias": bias.repeat(1, 1, 1, 9),
-        }
-        return {**weights, **wider}
-
-    refused("gru_bits", "NCriticsTwoHot", source=policy_file(tmp_path, change=change))
-
-
-def cut(file):
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def as_text(file):
-    file.write_text("no weights")
-
-
-def as_pickle(file):
-    file.write_bytes(pickle.dumps(Evil(file.parent / "hacked")))
-
-
-def as_link(file):
-    target = file.parent.parent / "elsewhere.pt"
-    file.rename(target)
-    file.symlink_to(target)
-
-
-def as_pipe(file):
-    file.unlink()
-    os.mkfifo(file)
-
-
-def as_nothing(file):
-    file.unlink()
-
-
-def as_empty_folder(file):
-    file.unlink()
-    file.mkdir()
-
-
-DAMAGES = (cut, as_text, as_pickle, as_link, as_pipe, as_nothing, as_empty_folder)
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_and_hostile_files_are_refused_in_one_line(tmp_path, damage):
-    source = policy_file(tmp_path)
-    damage(source)
-    before = sorted(tmp_path.rglob("*"))
-    refused("gru_bits", source.name, source=source)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("damage", [cut, as_text, as_pipe, as_link])
-def test_damaged_states_are_refused_in_one_line(tmp_path, damage):
-    folder = state_folder(tmp_path)
-    damage(folder / "model.safetensors")
-    refused("gru_bits", "model.safetensors", source=folder)
-
-
-def test_any_damage_of_a_file_is_told_in_one_line(tmp_path):
-    """Bytes are changed all over a file; it is imported as it is, or refused."""
-    whole = policy_file(tmp_path).read_bytes()
-    generator = torch.Generator().manual_seed(0)
-    for trial in range(30):
-        content = bytearray(whole)
-        places = torch.randint(len(content), (20,), generator=generator).tolist()
-        for place in places:
-            content[place] ^= 1 << (trial % 8)
-        source = tmp_path / "run" / "ckpts" / "policy_weights" / f"{trial}.pt"
-        source.write_bytes(bytes(content))
-        with suppress(UsageError):
-            assert recordings.imported("gru_bits", source).weights
-            continue
-        with pytest.raises(UsageError, match=re.escape(source.name)):
-            recordings.imported("gru_bits", source)
-
-
-def test_a_saved_folder_of_safetensors_without_metadata_is_read(tmp_path):
-    weights = load_file(recordings.FOLDER / "gru_bits" / "model.safetensors")
-    save_file(weights, tmp_path / "other.safetensors")
-    shutil.copy(recordings.FOLDER / "gru_bits" / "config.txt", tmp_path)
-    found = recordings.imported("gru_bits", tmp_path / "other.safetensors")
-    assert DeployedAgent(found).gammas[-1] == 0.999
