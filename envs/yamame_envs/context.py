@@ -11,7 +11,7 @@ tasks, and the tasks of an env do not depend on the number of envs.
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -20,7 +20,7 @@ from torchrl.data import Binary, Categorical, Composite, Unbounded
 from torchrl.data.tensor_specs import TensorSpec
 from torchrl.envs import EnvBase
 from yamame.actions import ActionEncoding
-from yamame.checks import PositiveInt, check_bounds, require
+from yamame.checks import Bounds, PositiveInt, check_bounds, require
 from yamame.execution.capturing import capturing
 from yamame.keys import DONE
 from yamame.transforms import context_specs
@@ -87,9 +87,10 @@ class ContextEnv(EnvBase):
         action: TensorSpec,
         observations: Mapping[str, TensorSpec],
         tells_success: bool = True,
-        seed: int,
+        seed: Annotated[int, Bounds(least=0, most=2**63 - 1)],
         device: str | torch.device,
     ) -> None:
+        require(type(self).__name__, "seed", seed, seed is not None, "be an integer")
         super().__init__(device=device, batch_size=torch.Size([num_envs]))
         self.is_closed = False
         self.action_encoding = ActionEncoding(action)
@@ -101,7 +102,7 @@ class ContextEnv(EnvBase):
         self._known.update(self.full_done_spec.keys())
         horizon = torch.tensor(float(time_limit or 1), device=self.device)
         self.register_buffer("horizon", horizon, persistent=False)
-        self.set_seed(seed)
+        self.set_seed(int(seed))
 
     @property
     def label(self) -> str:

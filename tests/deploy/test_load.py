@@ -324,8 +324,11 @@ def test_classes_of_a_custom_package_need_trust(run, tmp_path, own_module, obser
         UsageError, match=r"got 'mylab.Own'; a custom package must be in trust=\[...\]"
     ):
         yamame.load(mine)
-    agent = yamame.load(mine, trust=["mylab."], greedy=True)
+    agent = yamame.load(mine, trust="mylab", greedy=True)
     assert type(agent.step.policy.trajectory_encoder).__name__ == "Own"
+    with pytest.raises(UsageError, match=r"trust: must be a list of packages, as \[mylab.\]"):
+        yamame.load(run, trust="my lab")
+    agent = yamame.load(mine, trust=["mylab."], greedy=True)
     assert np.isin(actions(agent, observations), range(5)).all()
 
 

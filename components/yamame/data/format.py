@@ -440,7 +440,10 @@ def _ends(rollout: TensorDictBase, name: str) -> Tensor:
     if bool(ends.any()):
         # PyTorch has no argmax of bools.
         num_left = int(ends.flip(0).to(torch.uint8).argmax())
-    remedy = "leave them out with drop_unfinished=true, or mark the end as truncated"
+    remedy = (
+        "leave them out with drop_unfinished=true (data.source.drop_unfinished), or mark the end "
+        "as truncated"
+    )
     label = "steps after the last end of an episode"
     require(name, label, num_left, num_left == 0, "be 0", remedy=remedy)
     return ends

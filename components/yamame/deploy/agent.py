@@ -24,6 +24,7 @@ from yamame.deploy.saved import SavedAgent
 from yamame.deploy.sessions import Sessions
 from yamame.deploy.step import ActingStep
 from yamame.files.trust_record import recorded
+from yamame.files.trusted import prefixes_of
 
 _ALONE = None
 """Name of the session of an agent that acts without sessions."""
@@ -84,7 +85,7 @@ class DeployedAgent:
     ) -> None:
         check_device(device)
         interface = saved.interface
-        trust = [*trust, *recorded(saved.source, saved.config).packages]
+        trust = [*prefixes_of(trust), *recorded(saved.source, saved.config).packages]
         agent = build_agent(saved.config, interface, context_length=context_length, trust=trust)
         load_weights(agent, saved.weights, source=saved.source, fit="its configuration")
         self.saved = saved

@@ -12,7 +12,7 @@ from torchrl.data import Composite, TensorSpec
 
 from yamame.agent.assembly import learned_gammas
 from yamame.agent.discounts import discount_horizon
-from yamame.deploy.front_matter import front_matter
+from yamame.deploy.front_matter import environment_name, front_matter
 from yamame.deploy.interface import dotted, dtype_name
 from yamame.deploy.saved import SavedAgent
 from yamame.keys import CONTEXT, RELABELLING
@@ -40,7 +40,7 @@ def model_card(saved: SavedAgent, source: str) -> str:
     interface = saved.interface
     parts = [
         front_matter(saved, source),
-        f"# An in-context agent for {as_text(_class_name(saved.config.get('env')))}",
+        f"# An in-context agent for {as_text(environment_name(saved.config.get('env')))}",
         f"The agent acts from its whole history. It was trained by {_origin(saved)}.",
         _table(("setting", "value"), _facts(saved)),
         "## Evaluation",

@@ -64,9 +64,9 @@ def _score_interval(rate: float, n: float, confidence: float) -> tuple[float, fl
     centre = (rate + z * z / (2 * n)) / shrinkage
     variance = (rate * (1 - rate) + z * z / (4 * n)) / n
     radius = z / shrinkage * variance**0.5
-    # Rounding must not push an end beyond what a rate can be.
-    low = max(0.0, centre - radius)
-    high = min(1.0, centre + radius)
+    # Rounding must not push an end beyond what a rate can be, or past the rate itself.
+    low = min(rate, max(0.0, centre - radius))
+    high = max(rate, min(1.0, centre + radius))
     return low, high
 
 

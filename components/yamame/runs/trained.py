@@ -154,7 +154,7 @@ def load_trained(
     """
     given, weights, step = _read(source, checkpoint, tracking_uri)
     own = recorded(source, given)
-    trust = [*trust, *own.packages]
+    trust = [*prefixes_of(trust), *own.packages]
     _check_config(source, given, trust, own, env or {})
     # Every path in the configuration of a downloaded run is dropped before anything is built.
     config = dict(without_foreign_weights(complete_timestep_encoder(given)))

@@ -215,7 +215,7 @@ class user_code:  # noqa: N801 (a function of a block, as contextlib.suppress)
     # own, and sets the traceback of errors, which not all of them accept.
 
     def __init__(self, what: str = "", *, passes: tuple[type[Exception], ...] = ()) -> None:
-        self._what = what
+        self.what = what
         self._passes = (UsageError, OutsideError, *passes)  # those of Yamame are one line already
 
     def __enter__(self) -> None:
@@ -231,7 +231,7 @@ class user_code:  # noqa: N801 (a function of a block, as contextlib.suppress)
             return
         found = blame(error)
         if found is not None:
-            raise UserCodeError.of(self._what or found.function, error) from error
+            raise UserCodeError.of(self.what or found.function, error) from error
 
 
 def formatted(error: BaseException) -> str:

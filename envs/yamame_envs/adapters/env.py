@@ -270,7 +270,7 @@ class HostedEnv(ContextEnv):
     def _place(self, env_id: int, when: str | None) -> str:
         """Describe where and when something happened, by default at the current step."""
         moment = when or f"at step {self._current.column('step_index')[env_id]}"
-        return f"in env {env_id} {moment} of task {self._tasks[env_id]}"
+        return f"in env {env_id} {moment} of task_seed {self._tasks[env_id]}"
 
     def _report_outside(
         self, outcome: Outcome, env_ids: Sequence[int], when: str | None = None

@@ -1,6 +1,6 @@
 """TorchRL environment of games written in JAX."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -27,8 +27,7 @@ from yamame_envs.adapters.extras import missing_extra
 from yamame_envs.adapters.specs import action_spec, observation_specs
 from yamame_envs.context import ContextEnv
 from yamame_envs.jax_games.game import Game
-from yamame_envs.jax_games.kept import exact_key, programs_of
-from yamame_envs.jax_games.libraries import LIBRARIES, library_game, own_game
+from yamame_envs.jax_games.libraries import EXTRAS, LIBRARIES, library_game, own_game
 from yamame_envs.jax_games.programs import Hook, Programs
 from yamame_envs.jax_games.runtime import jax_device, load_jax, to_jax, to_torch
 from yamame_envs.jax_games.worlds import Start, Worlds
@@ -143,17 +142,16 @@ class JaxEnv(ContextEnv):
     def _find_programs(
         self, settings: Mapping[str, Any], tasks: Any, success: str | None
     ) -> Programs:
-        load_jax()
         source = self._id
         is_mapping = isinstance(settings, Mapping)
         require(self.label, "settings", settings, is_mapping, "be a mapping of names to values")
         library = source.partition(":")[0] if isinstance(source, str) else None
+        # The extra of a library installs JAX, too.
+        load_jax(extra=EXTRAS.get(str(library), "jax"))
         draw = self._find_tasks(tasks)
         checked: tuple[Hook, ...] = ("draw_task",) if callable(draw) else ()
         is_remade = False
-        given = exact_key(dict(settings))
         if library in LIBRARIES:
-            key: Hashable = (source, given, draw, success)
 
             def make() -> Game:
                 return library_game(str(source), settings, draw, self.label)
@@ -165,21 +163,14 @@ class JaxEnv(ContextEnv):
             require(self.label, "id", source, makes_game, condition)
             checked = get_args(Hook)
             is_remade = not isinstance(made, Game)
-            # The object, because another module of the same name may have another one.
-            key = (made, given, draw, success)
 
             def make() -> Game:
                 return own_game(made, settings, draw, self.label)
 
         try:
-            return programs_of(
-                key,
-                make,
-                success=success,
-                owner=self.label,
-                checked=checked,
-                is_remade=is_remade,
-            )
+            programs = Programs(make(), success=success, owner=self.label)
+            programs.check_pure(checked, make if is_remade else None)
+            return programs
         except (TypeError, ValueError, AttributeError, LookupError) as error:
             draws = callable(draw)
             if isinstance(error, UsageError | ImportError) or not (settings or draws):
@@ -367,7 +358,7 @@ class JaxEnv(ContextEnv):
         env_id = int(wrong[0])
         text = self._programs.fault_text(int(faults[env_id]))
         step = int(before["step_index"][env_id])
-        place = f"in env {env_id} at step {step} of task {int(self._seeds[env_id])}"
+        place = f"in env {env_id} at step {step} of task_seed {int(self._seeds[env_id])}"
         raise OutsideError(f"{self.label}: {text}, {place}")
 
     def _entries(self, seen: tuple[Any, ...]) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def gymnax_game(
     """
     if draw_task == "own":
         draw_task = getattr(env, "sample_task", None)
-        condition = "be null or a function where the game has no sample_task(key)"
+        condition = "be null or a function, or the game must have a method sample_task(key)"
         require(owner, "tasks", "own", callable(draw_task), condition)
     lacks_task = draw_task is None and params is None
     lacks_task = lacks_task and callable(getattr(env, "sample_task", None))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from yamame.checks import ArgumentError, UsageError, require
-from yamame.system.messages import OutsideError, one_line
+from yamame.system.messages import OutsideError, one_line, print_once
 from yamame.system.user_code import user_code
 
 from yamame_envs.adapters.extras import MissingExtra, import_extra
@@ -33,6 +33,13 @@ from yamame_envs.jax_games.runtime import load_jax
 
 DrawTask = Callable[[Any], Any]
 Settings = Mapping[str, Any]
+EXTRAS = {
+    "craftax": "craftax",
+    "gymnax": "gymnax",
+    "popgym_arcade": "arcade",
+    "xminigrid": "xland",
+}
+"""Extras that install the libraries, by the first part of the ids of their games."""
 _TILES = 13
 """Tiles and colours of XLand-MiniGrid, which share a vocabulary."""
 
@@ -84,19 +91,19 @@ def _suggestion(library: str, wrong: str) -> str | None:
 
 def _gymnax(name: str, settings: Settings, draw: DrawTask | str | None, owner: str) -> Game:
     _check_gymnax("gymnax", owner)
-    gymnax = import_extra("gymnax", extra="gymnax", owner=owner)
+    gymnax = import_extra("gymnax", extra=EXTRAS["gymnax"], owner=owner)
     return configured(lambda **rest: gymnax.make(name, **rest), settings, draw, owner)
 
 
 def _popgym_arcade(name: str, settings: Settings, draw: DrawTask | str | None, owner: str) -> Game:
     _check_gymnax("stable-gymnax", owner)
-    arcade = import_extra("popgym_arcade", extra="arcade", owner=owner)
+    arcade = import_extra("popgym_arcade", extra=EXTRAS["popgym_arcade"], owner=owner)
     game = configured(lambda **rest: arcade.make(name, **rest), settings, draw, owner)
     return replace(game, pixels_as_bytes=True)
 
 
 def _craftax(name: str, settings: Settings, draw: DrawTask | str | None, owner: str) -> Game:
-    craftax = import_extra("craftax.craftax_env", extra="craftax", owner=owner)
+    craftax = import_extra("craftax.craftax_env", extra=EXTRAS["craftax"], owner=owner)
     env = craftax.make_craftax_env_from_name(name, auto_reset=False)
     # Some games read angles from their parameters that the defaults leave open for the key.
     params = env.default_params
@@ -106,10 +113,13 @@ def _craftax(name: str, settings: Settings, draw: DrawTask | str | None, owner: 
 
 
 def _xminigrid(name: str, settings: Settings, draw: DrawTask | str | None, owner: str) -> Game:
-    xminigrid = import_extra("xminigrid", extra="xland", owner=owner)
+    xminigrid = import_extra("xminigrid", extra=EXTRAS["xminigrid"], owner=owner)
     env, params = xminigrid.make(name, **settings)
     has_own = draw != "own"
     require(owner, "tasks", draw, has_own, "be null or a function key -> ruleset")
+    ruleset = getattr(params, "ruleset", None)
+    if draw is None and ruleset is not None and not np.any(ruleset.goal):
+        print_once(f"{owner}: it has no goal and no reward: draw rulesets by env.tasks")
 
     def with_rules(task: Any) -> Any:
         if task is None:

@@ -5,8 +5,9 @@ so that a world can be saved. An env never reads the world of another one.
 """
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 from yamame.checks import require
 from yamame.system.compiling import compiling
-from yamame.system.messages import OutsideError
-from yamame.system.user_code import UserCodeError, user_code
+from yamame.system.messages import OutsideError, print_once
+from yamame.system.user_code import UserCodeError, blame, user_code
 
 from yamame_envs.jax_games.checks import (
     arrays,
@@ -26,16 +27,19 @@ from yamame_envs.jax_games.checks import (
     check_takes,
     kind_of,
 )
+from yamame_envs.jax_games.compiled import Compiled, compiled_of
 from yamame_envs.jax_games.game import Game
 from yamame_envs.jax_games.purity import (
     KEPT,
+    NOT_PURE,
+    NOT_REPEATABLE,
+    check_again,
     check_kept,
-    check_pure,
-    check_repeatable,
-    program_of,
+    place_of,
 )
 from yamame_envs.jax_games.runtime import KEY_TYPE, is_key, is_plain, load_jax
 from yamame_envs.jax_games.spaces import spaces_of, stored, taken
+from yamame_envs.jax_games.traces import Trace
 from yamame_envs.streams import bits
 from yamame_envs.tasks import Tensors
 
@@ -43,6 +47,15 @@ Hook = Literal["draw_task", "reset", "step"]
 """Functions of a `Game`."""
 _SUCCESS = ("success", "is_success")
 _FLAGS = ("terminated", "truncated")
+_PARTS: dict[Hook, tuple[str, ...]] = {
+    "draw_task": (),
+    "reset": ("observation", "state"),
+    "step": ("observation", "state", "reward", *_FLAGS, "success"),
+}
+_CALLS_PYTHON = (
+    "{} calls Python at every step: a resumed run continues exactly only if the result depends on "
+    "nothing but the arguments"
+)
 _TASKS_AT_ONCE = 64
 """Tasks that are drawn by one call, whose number is fixed because each is compiled anew."""
 _NO_VALUES = (
@@ -85,15 +98,6 @@ class Moved(NamedTuple):
     fault: Any
 
 
-class _Trace(NamedTuple):
-    """Program of a function of the game, and how it was traced."""
-
-    name: Hook
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    program: Any
-
-
 class Programs:
     """Traced and compiled functions of a game, which depend on no env.
 
@@ -117,33 +121,30 @@ class Programs:
         self.game = game
         self._owner = owner
         self._success = success
-        self._compiled: set[Any] = set()
         # Generators of the keys in states and tasks, of each leaf; None where it is no key.
         self._generators: dict[str, list[Any]] = {}
-        self._traces: dict[Hook, _Trace] = {}
+        self._traces: dict[Hook, Trace] = {}
         jax = load_jax()
         word = jax.ShapeDtypeStruct((2,), np.uint32)
         with compiling(f"compiling {owner}: tracing its functions"):
             task = None
             if game.draw_task is not None:
                 check_takes(owner, self._hook("draw_task"), game.draw_task, "key")
-                task = self._shapes("draw_task", self._draw_words, word)
+                task = self._trace("draw_task", self._draw_words, word)
                 check_real(owner, "task", task)
-            observation, state = self._shapes("reset", self._raw_reset, word, task)
+            observation, state = self._trace("reset", self._raw_reset, word, task)
             self.spaces = spaces_of(game, observation, owner)
             action = self._example_action()
-            result = self._shapes("step", self._example_step, word, state, action, task)
+            result = self._trace("step", self._raw_step, word, state, action, task)
             check_same(owner, "observation", observation, result[0])
             check_same(owner, "state", state, result[1])
             for name, value in zip(("reward", *self._flags), result[2:], strict=True):
                 check_number(owner, name, value)
-            with self._running("reset"):
-                self.shapes, _ = jax.eval_shape(self._begin, word, word, task)
+            begin = Trace(self._begin, word, word, task)
+            self.shapes, _ = begin.shapes
+            move = Trace(self._move, self.shapes[1], action)
         self._task_shapes = task
-        self._draw_rows = jax.jit(jax.vmap(self._draw_words))
-        self._refill_rows = jax.jit(self._refill)
-        self._place_rows = jax.jit(_place)
-        self._step_rows = jax.jit(jax.vmap(self._move))
+        self._compiled: Compiled = compiled_of(self._traces.get("draw_task"), begin, move)
 
     # Traced functions of one env.
 
@@ -162,24 +163,22 @@ class Programs:
         return arrays(self._owner, "observation", observation), state
 
     def _raw_step(self, word: Any, state: Any, action: Any, task: Any) -> tuple[Any, ...]:
+        """Return observation, state, reward and flags, with success if the info reports it."""
         action = taken(self.spaces.action, action)
         result = self.game.step(_key(word), state, action, self.with_keys(task, "task"))
         form = "(observation, state, reward, terminated, truncated, info)"
         check_length(self._owner, "step", result, form)
-        named = zip(("observation", "state", "reward", *_FLAGS), result[:5], strict=True)
-        made = [arrays(self._owner, name, value) for name, value in named]
         info = {} if result[5] is None else result[5]
         if not isinstance(info, Mapping):
             raise OutsideError(f"{self._owner}: info must be a dictionary, got {kind_of(info)}")
-        return (*made, info)
-
-    def _example_step(self, word: Any, state: Any, action: Any, task: Any) -> tuple[Any, ...]:
-        """Trace a step, and find success in its info, which may hold other things than arrays."""
-        *made, info = self._raw_step(word, state, action, task)
         self.success_key = self._find_success(info, self._success)
+        values = list(result[:5])
         if self.success_key is not None:
-            made.append(arrays(self._owner, self.success_key, info[self.success_key]))
-        return tuple(made)
+            # Other entries of the info need not be arrays.
+            values.append(info[self.success_key])
+        names = ("observation", "state", "reward", *self._flags)
+        named = zip(names, values, strict=True)
+        return tuple(arrays(self._owner, name, value) for name, value in named)
 
     @property
     def _flags(self) -> tuple[str, ...]:
@@ -188,7 +187,7 @@ class Programs:
 
     def _begin(self, word: Any, attempt: Any, task: Any) -> tuple[Any, Any]:
         """Return the observation and the world of a new episode, and its fault."""
-        observation, state = self._raw_reset(word, task)
+        observation, state = self._traces["reset"](word, task)
         seen, wrong = self._stored(observation)
         jnp = load_jax().numpy
         world = World(_as_words(state), task, attempt, jnp.zeros((), np.int32))
@@ -199,16 +198,15 @@ class Programs:
         jnp = jax.numpy
         word = jax.random.key_data(jax.random.fold_in(_key(world.word), world.step))
         state = self.with_keys(world.state, "state")
-        result = self._raw_step(word, state, action, world.task)
-        observation, after, reward, terminated, truncated, info = result
+        result = self._traces["step"](word, state, action, world.task)
+        observation, after, reward, *told = result
         reward = reward.astype(jnp.float32).reshape(1)
-        success = jnp.zeros((), bool)
-        if self.success_key is not None:
-            success = jnp.asarray(info[self.success_key])
+        if self.success_key is None:
+            told.append(jnp.zeros((), bool))
         seen, wrong = self._stored(observation)
         wrong.insert(0, ~jnp.isfinite(reward).all())
         flags = []
-        for flag in (terminated, truncated, success):
+        for flag in told:
             flags.append(flag.astype(bool).reshape(1))
             wrong.append(((flag != 0) & (flag != 1)).any())
         after = World(_as_words(after), world.task, world.word, world.step + 1)
@@ -230,13 +228,6 @@ class Programs:
         return jax.tree.unflatten(structure, leaves)
 
     # Functions of a batch.
-
-    def _refill(
-        self, queue: Any, words: Any, attempts: Any, tasks: Any, rows: Any
-    ) -> tuple[Any, Any]:
-        jax = load_jax()
-        begun, fault = jax.vmap(self._begin)(words, attempts, tasks)
-        return jax.tree.map(lambda old, new: old.at[rows].set(new), queue, begun), fault
 
     def empty(self, num_envs: int, device: Any) -> Any:
         """Return observations and worlds ``[N, ...]`` of zeros on a device of JAX."""
@@ -264,17 +255,21 @@ class Programs:
         Raises:
             OutsideError: A first observation is not finite, or not in its space.
         """
-        filled, fault = self._call("reset", self._refill_rows, queue, words, attempts, tasks, rows)
+        filled, fault = self._call(
+            "reset", self._compiled.refill, queue, words, attempts, tasks, rows
+        )
         faults = np.asarray(fault)
         if faults.any():
             place = int(faults.nonzero()[0][0])
             text = self.fault_text(int(faults[place]))
-            raise OutsideError(f"{self._owner}: {text}, in the reset of task {int(seeds[place])}")
+            raise OutsideError(
+                f"{self._owner}: {text}, in the reset of task_seed {int(seeds[place])}"
+            )
         return filled
 
     def place(self, current: Any, queue: Any, begins: Any) -> Any:
         """Replace observations and worlds by those of a queue, where a mask ``[N]`` is set."""
-        return self._call("reset", self._place_rows, current, queue, begins)
+        return self._call("reset", self._compiled.place, current, queue, begins)
 
     def step(self, world: World, action: Any) -> Moved:
         """Step all envs.
@@ -283,7 +278,7 @@ class Programs:
             world: Worlds ``[N, ...]``.
             action: ``[N, ...]``, in bounds, counted from 0.
         """
-        moved: Moved = self._call("step", self._step_rows, world, action)
+        moved: Moved = self._call("step", self._compiled.step, world, action)
         return moved
 
     def draw(self, seeds: Tensor) -> Tensors:
@@ -299,7 +294,7 @@ class Programs:
         with jax.default_device(jax.devices("cpu")[0]):
             for start in range(0, len(padded), _TASKS_AT_ONCE):
                 some = padded[start : start + _TASKS_AT_ONCE]
-                drawn = self._call("draw_task", self._draw_rows, some)
+                drawn = self._call("draw_task", self._compiled.draw, some)
                 parts.append([np.asarray(leaf) for leaf in jax.tree.leaves(drawn)])
         entries = {}
         for number, leaves in enumerate(zip(*parts, strict=True)):
@@ -344,14 +339,14 @@ class Programs:
         leaves = jax.tree.leaves(arguments)
         shape = (function, leaves[-1].shape, leaves[0].shape)
         with self._running(name):
-            if shape in self._compiled:
+            if shape in self._compiled.called:
                 return jax.block_until_ready(function(*arguments))
             line = f"compiling {self._owner} ({name})"
             if name != "draw_task":
                 line += f" for {leaves[0].shape[0]} envs, once for each number of them"
             with compiling(line):
                 result = jax.block_until_ready(function(*arguments))
-            self._compiled.add(shape)
+            self._compiled.called.add(shape)
             return result
 
     # Checks of the functions of a game.
@@ -364,32 +359,16 @@ class Programs:
     def _what(self, name: Hook) -> str:
         return f"{self._owner}: the game failed in {self._hook(name)}"
 
-    def _shapes(self, name: Hook, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _trace(self, name: Hook, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Trace a function of the game; return the shapes of its result."""
         with self._running(name):
-            program, shapes = program_of(function, *arguments)
-        check_kept(self._what(name), program)
-        self._traces[name] = _Trace(name, function, arguments, program)
-        return shapes
+            trace = Trace(function, *arguments, parts=_PARTS[name])
+        check_kept(self._what(name), trace)
+        self._traces[name] = trace
+        return trace.shapes
 
-    @contextmanager
-    def _running(self, name: Hook) -> Iterator[None]:
-        """Describe errors of a function of the game in one line."""
-        jax = load_jax()
-        what = self._what(name)
-        try:
-            with user_code(what):
-                yield
-        except (UserCodeError, jax.errors.UnexpectedTracerError) as error:
-            cause = error.__cause__ if isinstance(error, UserCodeError) else error
-            # Messages of JAX are long, and name the function of this module that was traced.
-            if isinstance(cause, jax.errors.UnexpectedTracerError):
-                reason = KEPT
-            elif isinstance(cause, _untraceable(jax)):
-                reason = f"{type(cause).__name__}: {_NO_VALUES}"
-            else:
-                raise
-            place = (error.file, error.line) if isinstance(error, UserCodeError) else ("", 0)
-            raise UserCodeError(what, reason, *place) from cause
+    def _running(self, name: Hook) -> "_GameCode":
+        return _GameCode(self._what(name))
 
     def check_pure(self, names: Iterable[Hook], make: Callable[[], Game] | None) -> None:
         """Check that functions of users have the same programs when they are traced again.
@@ -401,18 +380,19 @@ class Programs:
         Raises:
             UserCodeError: One has another program.
         """
-        traces = {self._what(name): self._traces[name] for name in names if name in self._traces}
-        programs = {what: trace.program for what, trace in traces.items()}
+        known = {name: self._traces[name] for name in names if name in self._traces}
+        traces = {self._what(name): trace for name, trace in known.items()}
 
-        def trace_again() -> dict[str, Any]:
+        def trace_again() -> dict[str, Trace]:
             again = {}
-            for what, trace in traces.items():
-                with self._running(trace.name):
-                    again[what], _ = program_of(trace.function, *trace.arguments)
+            for name, trace in known.items():
+                what = self._what(name)
+                with self._running(name):
+                    again[what] = trace.again()
                 check_kept(what, again[what])
             return again
 
-        def make_and_trace() -> dict[str, Any]:
+        def make_and_trace() -> dict[str, Trace]:
             assert make is not None
             # What a constructor prints was printed when the game was made first.
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -421,12 +401,16 @@ class Programs:
 
         game = self.game
         with compiling(f"compiling {self._owner}: tracing its functions"):
-            check_pure(programs, trace_again)
+            check_again(traces, trace_again, NOT_PURE)
             if make is not None:
                 try:
-                    check_repeatable(programs, make_and_trace)
+                    check_again(traces, make_and_trace, NOT_REPEATABLE)
                 finally:
                     self.game = game
+        for trace in traces.values():
+            for call in trace.callbacks()[:1]:
+                place = "".join(f" ({file}:{line})" for file, line in [place_of([call])] if file)
+                print_once(f"{self._owner}: {_CALLS_PYTHON.format(call.primitive.name)}{place}")
 
     def _example_action(self) -> Any:
         action = self.spaces.action
@@ -445,9 +429,32 @@ class Programs:
         return key
 
 
-def _untraceable(jax: Any) -> tuple[type[Exception], ...]:
+class _GameCode(user_code):
+    """Context manager that describes errors of a function of the game in one line.
+
+    Messages of JAX are long, and name the function of this package that was traced.
+    """
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        errors = load_jax().errors
+        if isinstance(error, errors.UnexpectedTracerError):
+            reason = KEPT
+        elif isinstance(error, _untraceable(errors)):
+            reason = f"{type(error).__name__}: {_NO_VALUES}"
+        else:
+            return super().__exit__(kind, error, trace)
+        found = blame(error)
+        place = ("", 0) if found is None else (found.file, found.line)
+        raise UserCodeError(self.what, reason, *place) from error
+
+
+def _untraceable(errors: Any) -> tuple[type[Exception], ...]:
     """Return the errors of JAX for a traced array whose value is asked for."""
-    errors = jax.errors
     return (
         errors.ConcretizationTypeError,
         errors.TracerArrayConversionError,
@@ -467,16 +474,6 @@ def _first_fault(wrong: list[Any]) -> Any:
     for number, is_wrong in reversed(list(enumerate(wrong, 1))):
         fault = jnp.where(is_wrong, number, fault)
     return fault
-
-
-def _place(current: Any, queue: Any, begins: Any) -> Any:
-    jax = load_jax()
-
-    def leaf(old: Any, new: Any) -> Any:
-        mask = begins.reshape(len(begins), *[1] * (old.ndim - 1))
-        return jax.numpy.where(mask, new, old)
-
-    return jax.tree.map(leaf, current, queue)
 
 
 def _key(word: Any) -> Any:

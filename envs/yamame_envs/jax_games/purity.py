@@ -6,8 +6,8 @@ compiled program. Without this check, every process would play another game in s
 
 import contextlib
 import os
-import random
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import count
 from traceback import walk_tb
@@ -18,83 +18,91 @@ import numpy as np
 from yamame.system.user_code import UserCodeError
 
 from yamame_envs.jax_games.runtime import is_key, load_jax
+from yamame_envs.jax_games.traces import Trace
 
 KEPT = (
     "a value of an earlier call is kept on self, or elsewhere outside JAX, where it does not "
     "outlive its call: return it in the state"
 )
-_NOT_PURE = (
+NOT_PURE = (
     "it draws numbers or keeps state outside JAX (np.random, random, self.x = ...), which is "
     "traced once, as a constant: draw with jax.random from key, and return what changes in the "
     "state"
 )
-_NOT_REPEATABLE = (
+NOT_REPEATABLE = (
     "it is another game each time it is made: draw random numbers of its constructor from a fixed "
     "seed, such as one of env.settings"
 )
-_MOST_TRACES = 8
-"""Traces of a function that draws numbers of NumPy or Python, of which two can be equal."""
+_MOST_TRACES = 4
+"""Number of times that functions are traced again, as a few random numbers can be equal."""
+_SECONDS = 2.0
+"""Time after which functions are not traced again, but once."""
 _contexts = count()
 
 
-def program_of(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
-    """Trace a function; return its program and the shapes of its result."""
-    jax = load_jax()
-
-    def traced(*given: Any) -> Any:
-        # A new function, because JAX does not trace the same one again.
-        return function(*given)
-
-    program, shapes = jax.make_jaxpr(traced, return_shape=True)(*arguments)
-    return program, shapes
-
-
-def check_kept(what: str, program: Any) -> None:
+def check_kept(what: str, trace: Trace) -> None:
     """Raise if a program reads a traced value of another one, which the game has kept.
 
     Raises:
         UserCodeError: It does.
     """
     tracer = load_jax().core.Tracer
+    program = trace.program
     kept = []
     for name, value in zip(program.jaxpr.constvars, program.consts, strict=True):
         if isinstance(value, tracer):
             kept.append(name)
     if kept:
         readers = [one for one in program.jaxpr.eqns if set(kept) & set(_names(one.invars))]
-        raise UserCodeError(what, KEPT, *_place_of(readers))
+        raise UserCodeError(what, KEPT, *place_of(readers))
 
 
-def check_pure(programs: Mapping[str, Any], trace: Callable[[], Mapping[str, Any]]) -> None:
+def check_again(
+    traces: Mapping[str, Trace], again: Callable[[], Mapping[str, Trace]], reason: str
+) -> None:
     """Raise if functions of a game have other programs when they are traced again.
 
     Args:
-        programs: Program of each function, by its name in messages.
-        trace: Traces the functions again and returns their programs.
+        traces: Functions, by their names in messages.
+        again: Traces the functions again.
+        reason: Reason of a difference, `NOT_PURE` or `NOT_REPEATABLE`.
 
     Raises:
         UserCodeError: Two programs differ.
     """
-    with _without_caches():
-        _check_again(programs, trace, _NOT_PURE)
-
-
-def check_repeatable(programs: Mapping[str, Any], trace: Callable[[], Mapping[str, Any]]) -> None:
-    """Raise if functions have other programs in a game that is made again, as `check_pure`."""
-    _check_again(programs, trace, _NOT_REPEATABLE)
-
-
-def _check_again(
-    programs: Mapping[str, Any], trace: Callable[[], Mapping[str, Any]], reason: str
-) -> None:
+    start = time.monotonic()
     for _ in range(_MOST_TRACES):
-        before = _random_states()
-        for what, again in trace().items():
-            found = difference(programs[what], again)
+        with _without_caches():
+            others = again()
+        for what, other in others.items():
+            found = difference(traces[what].program, other.program)
             if found is not None:
-                raise UserCodeError(what, reason, *_place_of(found))
-        if _random_states() == before:
-            return  # without random numbers, two traces are enough
+                result = different_result(traces[what], other)
+                which = f"; its {result} differs" if result else ""
+                raise UserCodeError(what, reason + which, *place_of(found))
+        if time.monotonic() - start > _SECONDS:
+            return
+
+
+def is_same(first: Trace | None, second: Trace | None) -> bool:
+    """Return whether two functions compute the same. None is the same as None alone.
+
+    Functions that call Python while they run are never the same.
+    """
+    if first is None or second is None:
+        return first is second
+    structure = load_jax().tree.structure
+    if structure(first.shapes) != structure(second.shapes) or first.callbacks():
+        return False
+    return difference(first.program, second.program) is None
+
+
+def different_result(first: Trace, second: Trace) -> str | None:
+    """Return the name of a part of the result that is another constant; None if there is none."""
+    for index, (one, other) in enumerate(zip(first.results(), second.results(), strict=False)):
+        if _compare(one, other) is not None:
+            return first.name_of(index)
+    return None
 
 
 def difference(first: Any, second: Any) -> list[Any] | None:
@@ -170,19 +178,23 @@ def _names(values: Any) -> list[Any]:
     return [value for value in values if not hasattr(value, "val")]
 
 
-def _place_of(operations: list[Any]) -> tuple[str, int]:
-    """Return file and line of the game of the outermost operation that has them."""
+def place_of(operations: Iterable[Any]) -> tuple[str, int]:
+    """Return file and line of the game of the first of these operations that has them."""
     for operation in operations:
         trace = operation.source_info.traceback
         places = [] if trace is None else _lines_of_game(trace.as_python_traceback())
+        own = [place for place in places if "-packages" not in place[0]]
         if places:
-            # The innermost line of the file whose function this package has called.
-            return next(place for place in reversed(places) if place[0] == places[0][0])
+            # The innermost line that is not in an installed package, as helpers of the game are.
+            return own[-1] if own else places[0]
     return "", 0
 
 
 def _lines_of_game(trace: TracebackType) -> list[tuple[str, int]]:
-    """Return files and lines below those of this package, outermost first, without JAX's."""
+    """Return files and lines below those of this package, outermost first.
+
+    Without lines of JAX and of Python's library.
+    """
     jax = os.path.dirname(load_jax().__file__) + os.sep
     python = os.path.dirname(contextlib.__file__) + os.sep
     places: list[tuple[str, int]] = []
@@ -195,12 +207,6 @@ def _lines_of_game(trace: TracebackType) -> list[tuple[str, int]]:
         if not is_python and not file.startswith(jax):
             places.append((file, line))
     return places
-
-
-def _random_states() -> tuple[Any, ...]:
-    """Return the states of the global generators of NumPy and Python."""
-    _, words, place, *_ = np.random.get_state()
-    return np.asarray(words).tobytes(), place, random.getstate()
 
 
 @cache

@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ KEY_TYPE = "threefry2x32"
 
 
 @cache
-def load_jax() -> Any:
+def load_jax(extra: str = "jax") -> Any:
     """Import JAX and return it.
+
+    Args:
+        extra: Extra to install where it is missing.
 
     Memory of a GPU is not reserved in advance, since torch needs it, too. Kernels use one thread
     and compiled programs are stored in the cache of the user, unless the user has set otherwise.
@@ -40,7 +44,7 @@ def load_jax() -> Any:
             # Kernels of small games lose more by threads than they gain.
             os.environ["PJRT_NPROC"] = "1"
             os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
-    jax = import_extra("jax", extra="jax", owner="JaxEnv")
+    jax = import_extra("jax", extra=extra, owner="JaxEnv")
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(_cache_dir()))
     return jax
@@ -64,6 +68,12 @@ def _cache_dir() -> Path:
             break  # the other processors are alike
     name = hashlib.sha256(features.encode()).hexdigest()[:16]
     return Path(home) / "yamame" / "jax" / name
+
+
+def jaxpr_as_function(program: Any) -> Any:
+    """Return the function of arrays that computes a traced program."""
+    load_jax()
+    return import_module("jax.extend.core").jaxpr_as_fun(program)
 
 
 def load_numpy() -> Any:

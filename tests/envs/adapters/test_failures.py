@@ -72,7 +72,8 @@ def test_a_failure_ends_the_episode_of_its_row_and_of_no_other(walks, steps, equ
 def test_a_failure_is_an_error_that_names_its_place_and_cause(walks, steps, fault):
     env = walks(3)
     with pytest.raises(
-        RuntimeError, match=rf"^HostedEnv: .* in env 1 at step 2 of task -?\d+: {FAULTS[fault]}"
+        RuntimeError,
+        match=rf"^HostedEnv: .* in env 1 at step 2 of task_seed -?\d+: {FAULTS[fault]}",
     ) as error:
         steps(env, _with_fault(fault))
     if fault == RAISE:
@@ -183,7 +184,7 @@ def test_too_many_failures_are_an_error_with_the_last_cause(walks, steps):
     assert env.num_aborted == 3
     message = (
         r"^HostedEnv: .* failed more often than max_errors=3 allows, at last in env "
-        r"0 at step 2 of task .*broken"
+        r"0 at step 2 of task_seed .*broken"
     )
     with pytest.raises(RuntimeError, match=message) as error:
         steps(env, actions, td=td)
@@ -204,7 +205,8 @@ def test_an_episode_that_cannot_begin_is_followed_by_the_next_one(walks):
 
 def test_a_reset_that_always_fails_is_an_error(walks):
     with pytest.raises(
-        RuntimeError, match=r"failed in env 0 at the start of task -?\d+: ValueError: no reset with"
+        RuntimeError,
+        match=r"failed in env 0 at the start of task_seed -?\d+: ValueError: no reset with",
     ):
         walks(2, good_resets=never).reset()
     with pytest.raises(
@@ -217,7 +219,7 @@ def test_a_chosen_task_that_cannot_begin_is_not_replaced(walks):
     env = walks(2, good_resets=is_even, workers=GO_ON)
     assert env.reset(TensorDict({"task_seed": torch.tensor([[2], [4]])}, [2]))["is_init"].all()
     with pytest.raises(
-        RuntimeError, match=r"max_errors=3 allows, at last in env 1 at the start of task 3:"
+        RuntimeError, match=r"max_errors=3 allows, at last in env 1 at the start of task_seed 3:"
     ):
         env.reset(TensorDict({"task_seed": torch.tensor([[2], [3]])}, [2]))
 
@@ -248,7 +250,7 @@ def test_an_exit_of_an_environment_is_a_failure_of_its_env(code, text):
     actions = torch.tensor([FINE, RAISE])
     strict, patient = HostedEnv(Leaving, num_envs=2), HostedEnv(Leaving, num_envs=2, workers=GO_ON)
     with pytest.raises(
-        OutsideError, match=rf"in env 1 at step 0 of task -?\d+: {text} \(.*\.py:\d+\)$"
+        OutsideError, match=rf"in env 1 at step 0 of task_seed -?\d+: {text} \(.*\.py:\d+\)$"
     ):
         strict.step(strict.reset().set("action", actions))
     end = patient.step(patient.reset().set("action", actions))["next"]
@@ -310,7 +312,7 @@ def test_an_observation_out_of_the_bounds_of_its_space_is_a_failure_if_asked(
         )
     env = env_that_shows(bad, Workers())
     with pytest.raises(
-        OutsideError, match=rf"in env 0 at step 0 of task -?\d+: observation {text}"
+        OutsideError, match=rf"in env 0 at step 0 of task_seed -?\d+: observation {text}"
     ):
         env.step(env.reset().set("action", torch.tensor([0])))
 

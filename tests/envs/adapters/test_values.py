@@ -94,7 +94,7 @@ INFINITE = [np.nan, np.inf, -np.inf, 1e39, 10**400, -(10**400), np.array([np.nan
 @pytest.mark.parametrize("value", NO_NUMBERS + INFINITE, ids=lambda value: repr(value)[:20])
 def test_another_reward_is_refused_by_name_with_env_and_step(value):
     with pytest.raises(
-        OutsideError, match=r"^HostedEnv: .* in env 0 at step 0 of task \S+: reward must be"
+        OutsideError, match=r"^HostedEnv: .* in env 0 at step 0 of task_seed \S+: reward must be"
     ) as caught:
         stepped(reward=value)
     assert "\n" not in str(caught.value)
@@ -150,7 +150,8 @@ def test_a_flag_is_true_or_false_in_any_form(name, value, expected):
 def test_another_flag_is_refused_by_name_and_never_cast(name, value):
     shown = "info\\['success'\\]" if name == "success" else name
     with pytest.raises(
-        OutsideError, match=rf"in env 0 at step 0 of task \S+: {shown} must be true or false, got"
+        OutsideError,
+        match=rf"in env 0 at step 0 of task_seed \S+: {shown} must be true or false, got",
     ) as caught:
         stepped(**parts_with(name, value))
     assert ("env.success=null" in str(caught.value)) == (name == "success")

@@ -125,7 +125,7 @@ def test_a_process_that_ends_or_hangs_at_a_start_is_reported_and_the_next_episod
     strict = walks(1, **settings, workers=Workers(num_processes=1, timeout=0.5))
     strict.reset(chosen[2])  # it has imported everything
     with pytest.raises(
-        OutsideError, match=rf"^HostedEnv: .* in env 0 at the start of task 3: .* {what}$"
+        OutsideError, match=rf"^HostedEnv: .* in env 0 at the start of task_seed 3: .* {what}$"
     ):
         strict.reset(chosen[3])
     strict.close()
@@ -189,13 +189,13 @@ def test_an_error_shows_the_traceback_of_the_process_and_too_many_dead_ones_are_
 ):
     strict = walks(2, workers=Workers(num_processes=1))
     with pytest.raises(
-        RuntimeError, match=r"in env 1 at step 0 of task .*: ZeroDivisionError: broken"
+        RuntimeError, match=r"in env 1 at step 0 of task_seed .*: ZeroDivisionError: broken"
     ) as error:
         steps(strict, torch.tensor([[FINE, RAISE]]))
     assert "in step\n    raise ZeroDivisionError" in str(error.value.__cause__)
     with pytest.raises(
         RuntimeError,
-        match=r"in env 0 at step 0 of task .*: its worker process was killed by signal 9",
+        match=r"in env 0 at step 0 of task_seed .*: its worker process was killed by signal 9",
     ):
         steps(strict, torch.tensor([[FINE, KILL]]))
     strict.close()

@@ -179,7 +179,7 @@ def test_first_observations_that_are_not_finite_are_named_with_their_task():
         return jnp.where(state["time"] == 0, jnp.inf, state["place"])
 
     with pytest.raises(
-        OutsideError, match=r"observation must be finite, in the reset of task -?\d"
+        OutsideError, match=r"observation must be finite, in the reset of task_seed -?\d"
     ):
         JaxEnv(id=walk(observe=observe), num_envs=2).reset()
 

@@ -1,5 +1,6 @@
 """Games of a user: laws, tasks, trials, ends, and errors of one line."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -14,12 +15,10 @@ from yamame.curriculum import PlayedEpisodes
 from yamame.evaluation import evaluate
 from yamame.files.building import build_node
 from yamame.spaces.from_specs import recorded_spaces
-from yamame.system.compiling import compiling_seconds
 from yamame.system.messages import OutsideError
 from yamame.system.user_code import UserCodeError
 from yamame_envs import CurriculumEnv, JaxEnv, RepeatedTrials
 from yamame_envs.jax_games import Game
-from yamame_envs.jax_games.kept import exact_key
 from yamame_envs.testing import check_env
 
 Recall = partial(JaxEnv, id="mylab:Recall")
@@ -197,21 +196,6 @@ def test_held_out_tasks_are_the_same_with_any_number_of_envs(game):
     assert results[0].returns.std() > 0
 
 
-def test_a_process_compiles_a_game_once_for_each_number_of_envs(game):
-    game(RECALL)
-    actions = torch.zeros(2, dtype=torch.int64)
-
-    def cost(**settings) -> float:
-        before = compiling_seconds()
-        env = Recall(num_envs=2, **settings)
-        env.step(env.reset().set("action", actions))
-        return compiling_seconds() - before
-
-    assert cost() > 0
-    assert cost(seed=3) == 0
-    assert cost(success=None) > 0
-
-
 TABLE = """
 import jax.numpy as jnp
 
@@ -229,6 +213,30 @@ class Table:
 """
 
 
+KIND = """
+import jax.numpy as jnp
+
+BONUS = 0.0
+
+class Kind:
+    num_actions = 2
+    bonus = 0.0
+
+    def __init__(self, value=1):
+        self.value = value
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), jnp.int32(0)
+
+    def step_env(self, key, state, action, params):
+        value = getattr(self.value, "value", self.value)
+        if isinstance(value, (frozenset, list)):
+            value = next(iter(value))
+        kind = [bool, int, float].index(type(value)) + 1.0
+        return jnp.zeros(1), state, kind + self.bonus + BONUS, False, {}
+"""
+
+
 def test_settings_that_differ_in_one_number_of_an_array_are_different_games(game):
     game(TABLE)
     table = np.zeros(5000, np.float32)
@@ -240,13 +248,60 @@ def test_settings_that_differ_in_one_number_of_an_array_are_different_games(game
         assert step["next", "reward"].item() == total
 
 
-def test_keys_of_settings_tell_types_and_contents_apart():
-    jnp = pytest.importorskip("jax").numpy
-    values = [0, 0.0, -0.0, False, "0", None, [0], (0,), {"0": 0}, {0: 0}, np.float32(0), (0, 0)]
-    values += [np.zeros(2), np.zeros(2, np.float32), np.zeros((2, 1)), np.zeros(1), np.ones(2)]
-    values += [jnp.zeros(2), object(), object()]
-    assert len({exact_key(value) for value in values}) == len(values)
-    assert exact_key({"a": np.ones(3), "b": [1]}) == exact_key({"b": [1], "a": np.ones(3)})
+@dataclass(frozen=True)
+class Value:
+    value: object
+
+
+def first_reward(**options):
+    env = JaxEnv(**options)
+    step = env.step(env.reset().set("action", torch.zeros(1, dtype=torch.int64)))
+    return step["next", "reward"].item()
+
+
+def test_settings_that_compare_equal_and_are_different_are_different_games(game):
+    game(KIND)
+    kinds = [True, 1, 1.0]
+    expected = [1.0, 2.0, 3.0]
+    for wrap in (lambda value: value, Value, lambda value: frozenset({value})):
+        rewards = [
+            first_reward(id="mylab:Kind", settings={"value": wrap(value)}) for value in kinds
+        ]
+        assert rewards == expected
+
+
+def test_a_game_whose_values_were_changed_is_another_game(game):
+    game(KIND)
+    module = import_module("mylab")
+    made = partial(module.Kind)
+    assert [first_reward(id=made), first_reward(id=made)] == [2.0, 2.0]
+    module.Kind.bonus = 5.0
+    assert first_reward(id=made) == 7.0
+    module.BONUS = 10.0
+    assert first_reward(id=made) == 17.0
+    settings = {"value": [1.0]}
+    assert first_reward(id=made, settings=settings) == 18.0
+
+
+def test_a_game_that_is_changed_while_it_is_played_stays_as_it_was(game):
+    game(KIND)
+    module = import_module("mylab")
+    env = JaxEnv(id=module.Kind)
+    module.BONUS = 10.0
+    step = env.step(env.reset().set("action", torch.zeros(1, dtype=torch.int64)))
+    assert step["next", "reward"].item() == 2.0
+
+
+def test_equal_games_are_compiled_once(game, monkeypatch):
+    game(KIND)
+    lines = []
+    monkeypatch.setattr(
+        "yamame_envs.jax_games.programs.compiling", lambda line: lines.append(line) or nullcontext()
+    )
+    for count in range(2):
+        for num_envs in (3, 4):
+            JaxEnv(id="mylab:Kind", num_envs=num_envs).rollout(2)
+        assert sum("for 3 envs" in line for line in lines) == 2, count
 
 
 @dataclass
@@ -346,7 +401,9 @@ def test_errors_of_a_game_are_one_line(game, source, message):
 
 def test_numbers_that_are_not_finite_are_named_with_env_and_step(game):
     game(changed("1.0 * won", "jnp.where(time == 3, jnp.nan, 0.0)"))
-    with pytest.raises(OutsideError, match=r"reward must be finite, in env 0 at step 2 of task"):
+    with pytest.raises(
+        OutsideError, match=r"reward must be finite, in env 0 at step 2 of task_seed"
+    ):
         Recall(num_envs=2).rollout(5)
 
 

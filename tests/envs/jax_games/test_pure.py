@@ -192,3 +192,42 @@ def test_an_id_with_a_point_in_place_of_a_colon_has_a_suggestion(game, id, meant
         JaxEnv(id=id)
     with pytest.raises(ArgumentError, match=rf"did you mean {re.escape(meant)}\?"):
         JaxEnv(id="mylab:Recall", tasks=id)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        ("1.0 * won, ", "np.random.rand(), ", "reward"),
+        ("time == 4, ", "np.random.rand() < 0.5, ", "terminated"),
+        ('"success": won', '"success": np.random.rand() < 0.5', "success"),
+        ("return seen, ", "return np.random.rand(3).astype(np.float32), ", "observation"),
+    ],
+)
+def test_a_result_that_is_drawn_outside_jax_is_named(game, old, new, name):
+    game(changed((old, new)))
+    with pytest.raises(UserCodeError, match=f"failed in step_env: .*outside JAX.*its {name} diff"):
+        JaxEnv(id="mylab:Recall")
+
+
+def test_a_game_that_calls_python_is_reported(game, capsys):
+    called = "jax.pure_callback(lambda: np.float32(1), jax.ShapeDtypeStruct((), np.float32))"
+    game(changed(("1.0 * won", f"won * {called}")))
+    JaxEnv(id="mylab:Recall").rollout(2)
+    line = line_of(changed(("1.0 * won", f"won * {called}")), "pure_callback")
+    assert re.search(rf"pure_callback calls Python .*mylab.py:{line}\)", capsys.readouterr().err)
+
+
+def test_the_line_of_a_helper_in_another_file_is_named(game, own_module):
+    own_module(
+        "myhelpers", "import numpy as np\n\ndef noise(won):\n    return won * np.random.rand()\n"
+    )
+    source = changed(("1.0 * won", "noise(won)"))
+    game(f"from myhelpers import noise\n{source}")
+    with pytest.raises(UserCodeError, match=r"failed in step_env: .*myhelpers.py:4\)"):
+        JaxEnv(id="mylab:Recall")
+
+
+def test_an_error_that_ends_iterations_is_described_too(game):
+    game(changed(("1.0 * won", "1.0 * won * next(iter(()))")))
+    with pytest.raises(UserCodeError, match=r"failed in step_env: StopIteration.*mylab.py"):
+        JaxEnv(id="mylab:Recall")

@@ -23,8 +23,10 @@ def test_a_missing_jax_is_one_line_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     load_jax.cache_clear()
     try:
-        with pytest.raises(MissingExtra, match=r"the package jax .*pip install 'yamame\[jax\]'$"):
-            JaxEnv(id="gymnax:CartPole-v1")
+        for id, extra in (("mylab:Recall", "jax"), ("gymnax:CartPole-v1", "gymnax")):
+            command = rf"pip install 'yamame\[{extra}\]'$"
+            with pytest.raises(MissingExtra, match=rf"the package jax .*{command}"):
+                JaxEnv(id=id)
     finally:
         load_jax.cache_clear()
 

@@ -1,0 +1,91 @@
+"""Functions of a game as the operations that JAX has traced."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from yamame_envs.jax_games.runtime import jaxpr_as_function, load_jax
+
+
+class Trace:
+    """A function that was traced once: calls compute its operations, and never run it again.
+
+    Args:
+        function: Function of pytrees of arrays.
+        arguments: Its arguments, or their shapes and dtypes.
+        parts: Names of the entries of its result, for messages.
+
+    Attributes:
+        program: Its operations.
+        shapes: Shapes and dtypes of its result.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], *arguments: Any, parts: Sequence[str] = ()
+    ) -> None:
+        jax = load_jax()
+        self._function = function
+        self._arguments = arguments
+        self._parts = parts
+
+        def traced(*given: Any) -> Any:
+            # A new function, because JAX does not trace the same one again.
+            return function(*given)
+
+        program, self.shapes = jax.make_jaxpr(traced, return_shape=True)(*arguments)
+        self.program = program
+        self._compute = jaxpr_as_function(program)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Compute the function for arrays, of one game or of many by ``jax.vmap``.
+
+        Numbers of other dtypes are converted to those of the trace.
+        """
+        jax = load_jax()
+        given = []
+        for array, traced in zip(jax.tree.leaves(arguments), self.program.in_avals, strict=True):
+            is_same = array.dtype == traced.dtype
+            given.append(array if is_same else array.astype(traced.dtype))
+        shapes, structure = jax.tree.flatten(self.shapes)
+        results = []
+        for shape, result in zip(shapes, self._compute(*given), strict=True):
+            # Constants are numbers of Python.
+            is_array = hasattr(result, "dtype")
+            results.append(result if is_array else jax.numpy.asarray(result, shape.dtype))
+        return jax.tree.unflatten(structure, results)
+
+    def again(self) -> "Trace":
+        """Trace the function again."""
+        return Trace(self._function, *self._arguments, parts=self._parts)
+
+    def results(self) -> list[Any]:
+        """Return the arrays of the result that are constants, and None for the others."""
+        program = self.program.jaxpr
+        constants = dict(zip(program.constvars, self.program.consts, strict=True))
+        values = []
+        for one in program.outvars:
+            values.append(one.val if hasattr(one, "val") else constants.get(one))
+        return values
+
+    def name_of(self, index: int) -> str:
+        """Return the name of an array of the result."""
+        jax = load_jax()
+        path, _ = jax.tree_util.tree_leaves_with_path(self.shapes)[index]
+        if not self._parts:
+            return f"result{jax.tree_util.keystr(path)}"
+        return self._parts[path[0].idx] + str(jax.tree_util.keystr(path[1:]))
+
+    def callbacks(self) -> list[Any]:
+        """Return the operations that call Python each time, such as ``jax.pure_callback``."""
+        names = ("pure_callback", "io_callback")
+        return [one for one in operations_of(self.program) if one.primitive.name in names]
+
+
+def operations_of(program: Any) -> Iterator[Any]:
+    """Yield the operations of a program, and those of the programs in them."""
+    program = getattr(program, "jaxpr", program)
+    for operation in program.eqns:
+        yield operation
+        for value in operation.params.values():
+            for part in value if isinstance(value, list | tuple) else [value]:
+                if hasattr(part, "eqns") or hasattr(part, "jaxpr"):
+                    yield from operations_of(part)
