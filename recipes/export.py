@@ -34,6 +34,8 @@ from yamame.files.paths import check_tree, inside
 from yamame.replay import TrajectoryFollower
 from yamame.runs.trained import load_trained
 
+GRAPHS = (".pt2", ".onnx")
+
 
 def export(cfg: ExportConfig) -> None:
     """Run the recipe."""
@@ -42,7 +44,7 @@ def export(cfg: ExportConfig) -> None:
         export_replay(cfg, path)
         return
     options = {"gamma": cfg.gamma, "greedy": cfg.greedy, "context_length": cfg.context_length}
-    is_graph = path.suffix in (".pt2", ".onnx")
+    is_graph = path.suffix in GRAPHS
     is_folder = not (is_graph and cfg.mlflow)
     require_setting("path", str(path), is_folder, "be a folder with mlflow=true")
     with at_source(f"run={cfg.run}"):
@@ -58,11 +60,16 @@ def export(cfg: ExportConfig) -> None:
 
 def export_replay(cfg: ExportConfig, path: Path) -> None:
     """Write the trajectories in the replay of a run as a dataset."""
-    agent_only = ("mlflow", "small", "greedy", "gamma", "context_length")
-    ignored = [key for key in agent_only if getattr(cfg, key) not in (None, False)]
+    agent_only = {"checkpoint": "best", "trust": [], "mlflow": False, "small": False}
+    agent_only |= {"greedy": None, "gamma": None, "context_length": None, "num_streams": 1}
+    ignored = [key for key, default in agent_only.items() if getattr(cfg, key) != default]
     condition = "be null with settings of an agent: it exports trajectories"
     remedy = f"remove {', '.join(ignored)}"
     require_setting("dataset", cfg.dataset, not ignored, condition, remedy=remedy)
+    is_folder = path.suffix not in GRAPHS
+    require_setting("path", str(path), is_folder, "be a folder with dataset=lerobot")
+    is_outside = not path.resolve().is_relative_to(Path(cfg.run).resolve())
+    require_setting("path", str(path), is_outside, f"lie outside of run={cfg.run}")
     has_replay = (Path(cfg.run) / "replay").is_dir()
     condition = "be the directory of a run with a folder replay"
     require_setting("run", cfg.run, has_replay, condition)

@@ -77,6 +77,16 @@ def test_a_value_outside_of_its_bounds_is_named(cls, arguments, name, value):
     assert len(str(error)) < 400
 
 
+@pytest.mark.parametrize("value", [True, "3", None.__class__])
+def test_what_is_no_number_is_told_that_it_should_be_one(value):
+    with pytest.raises(ArgumentError, match="size must be a whole number of at least 1, got"):
+        Layer(value)
+    with pytest.raises(ArgumentError, match=r"dropout must be a number in \[0, 1\], got"):
+        Layer(1, dropout=value)
+    with pytest.raises(ArgumentError, match="limit must be a number above 0, got"):
+        Layer(1, limit=value)
+
+
 def test_values_within_bounds_and_none_are_accepted():
     layer = Layer(1, "a", dropout=1, limit=None, other=-1)
     assert (layer.size, layer.dropout, layer.limit) == (1, 1, None)
@@ -119,6 +129,15 @@ ERRORS = [
     (SettingError("budget.updates", None, "be given", remedy="set it"), "got null"),
     (BuildError("encoder", "not enough memory", {"size": 10**9}), "size=1000000000"),
 ]
+
+
+@pytest.mark.parametrize("make", [UsageError, lambda text: ArgumentError(text, text, 1, text)])
+def test_a_message_is_one_line_without_control_characters(make):
+    error = make("a\nb\x1b[31m\ud800")
+    error.source, error.remedy = "run=c\nd", "remove e\r"
+    assert str(error).isprintable()
+    for part in (r"run=c\nd: ", r"a\nb\x1b[31m\ud800", r"; remove e\r"):
+        assert part in str(error)
 
 
 @pytest.mark.parametrize(("error", "text"), ERRORS, ids=lambda value: type(value).__name__)

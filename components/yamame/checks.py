@@ -30,8 +30,6 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Annotated, Any, Literal, TypeVar
 
-_LONGEST_VALUE = 200
-
 
 class UsageError(ValueError):
     """A mistake in a command line, a configuration file or an argument.
@@ -71,7 +69,10 @@ class UsageError(ValueError):
         message = self.describe()
         if self.source is not None:
             message = f"{self.source}: {message}"
-        return message if self.remedy is None else f"{message}; {self.remedy}"
+        if self.remedy is not None:
+            message = f"{message}; {self.remedy}"
+        # Names of files may hold line feeds and control characters.
+        return "".join(part if part.isprintable() else repr(part)[1:-1] for part in message)
 
 
 class StateMismatchError(UsageError):
@@ -189,9 +190,9 @@ def format_value(value: Any) -> str:
     return json.dumps(value) if is_yaml_word else _shorten(repr(value))
 
 
-def _shorten(text: str) -> str:
+def _shorten(text: str, longest: int = 200) -> str:
     """Cut off a text that is too long for a message."""
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 @contextmanager
@@ -467,16 +468,11 @@ def check_bounds(function: Function) -> Function:
     """
     signature = inspect.signature(function)
     is_constructor = function.__name__ == "__init__"
-    bounded: dict[str, tuple[type, Bounds | None]] = {}
-    is_read = False
+    # Annotations are resolved at the first call: they may name classes defined later.
+    bounded = functools.cache(functools.partial(_checked_arguments, function))
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        nonlocal bounded, is_read
-        if not is_read:
-            # Annotations are resolved at the first call: they may name classes defined later.
-            bounded = _checked_arguments(function)
-            is_read = True
         try:
             arguments = signature.bind(*args, **kwargs).arguments
         except TypeError:
@@ -485,14 +481,18 @@ def check_bounds(function: Function) -> Function:
         # A subclass that inherits the constructor is what the user named.
         owner = type(args[0]).__name__ if is_constructor else function.__name__
         for name, value in arguments.items():
-            if value is None or name not in bounded:
+            if value is None or name not in bounded():
                 continue
-            kind, bounds = bounded[name]
+            kind, bounds = bounded()[name]
             if bounds is None:
                 require(owner, name, value, _is_flag(value), "be true or false")
                 continue
             is_number = isinstance(value, Real) and not isinstance(value, bool)
-            require(owner, name, value, is_number and bounds.contain(value), bounds.condition)
+            if not is_number:
+                rest = bounds.condition[3:].replace("positive", "above 0").replace("at ", "of at ")
+                noun = "whole number" if kind is int else "number"
+                raise ArgumentError(owner, name, value, f"be a {noun} {rest}")
+            require(owner, name, value, bounds.contain(value), bounds.condition)
             # Counts such as 1e6 are floats, and whole.
             require(owner, name, value, kind is not int or value % 1 == 0, "be an integer")
         return function(*args, **kwargs)

@@ -6,6 +6,8 @@ import json
 import os
 import random
 import shutil
+import time
+import tracemalloc
 from pathlib import Path
 
 import gymnasium
@@ -15,11 +17,13 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import TensorDict
 from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import Transform
+from yamame.checks import UsageError
 from yamame.collectors import SyncCollector
 from yamame.data import MemoryStore, TrajectoryFormat, lerobot, runs, write_lerobot
-from yamame.data.lerobot_export import _Statistics, _to_arrow
+from yamame.data.lerobot_export import _Statistics, _tables, _to_arrow, _write_tables
 from yamame.data.parquet_files import ParquetFile
 from yamame.data.parquet_sizes import count_bytes
 from yamame.data.sizes import Sizes
@@ -214,6 +218,29 @@ def test_large_data_are_written_in_several_files(same, monkeypatch):
     assert Path("data/chunk-001/file-001.parquet") in files
 
 
+def test_a_long_episode_is_written_in_parts(same, monkeypatch):
+    """Lists in an array of pyarrow begin at places of 32 bits, so that no part may be large."""
+    monkeypatch.setattr("yamame.data.lerobot_export._ROW_GROUP", 400)
+    shape, buffer, folder = written(noise("picture", "box"))
+    same(lerobot("out", format=shape), buffer)
+    for file in ("data/chunk-000/file-000.parquet", "meta/final.parquet"):
+        metadata = parquet.read_metadata(folder / file)
+        rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        # A picture has 60 bytes.
+        assert max(rows) <= 400 // 60
+        assert len(rows) > 2
+
+
+@pytest.mark.parametrize("dtype", ["bool", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8"])
+@pytest.mark.parametrize("shape", [(), (100,), (2, 50)])
+def test_what_is_written_can_be_read_however_equal_its_numbers_are(dtype, shape):
+    values = np.ones((20_000, *shape), dtype)
+    _write_tables(Path("a.parquet"), _tables({"x": values}))
+    size = Path("a.parquet").stat().st_size
+    with open("a.parquet", "rb") as file:
+        assert count_bytes(file, ["x"]) < 60 * size
+
+
 def test_the_files_are_those_of_the_layout():
     _, buffer, folder = written(noise("numbers", "box"), fps=10, task="push it")
     info = json.loads((folder / "meta/info.json").read_text())
@@ -283,6 +310,51 @@ def test_a_folder_is_written_whole_or_not_at_all(monkeypatch):
     with pytest.raises(ValueError, match="empty must be new or empty"):
         write_lerobot("deep/empty", buffer.storage)
     assert everything_in("replay") == before
+
+
+def test_what_a_killed_export_has_left_is_no_obstacle():
+    _, buffer = collected(PassiveTMaze(num_envs=2, length=4))
+    left = Path(f".out.{os.getpid()}.partial")
+    left.mkdir()
+    write_lerobot("out", buffer.storage)
+    write_lerobot("n" * 250, buffer.storage)
+    assert sorted(os.listdir()) == sorted([left.name, "out", "n" * 250, "replay"])
+
+
+WRITTEN = [
+    ({"task": 5}, "task must be a text"),
+    ({"task": "\ud800"}, "task must be a text"),
+    ({"fps": 10**400}, "fps must be in"),
+    ({"fps": True}, "fps must be a whole number"),
+    ({"source": None}, "source must be a dataset"),
+    ({"path": None}, "path must be the path of a folder"),
+    ({"path": ""}, "path must name a folder that is not the present one"),
+    ({"path": "."}, "path must name a folder that is not the present one"),
+    ({"path": "new/.."}, "path must name a folder that is not the present one"),
+    ({"path": "../present"}, "path must name a folder that is not the present one"),
+    ({"path": "../file/x"}, "x must be a path for a new folder: Not a directory"),
+    ({"path": "n" * 300}, "must be a path for a new folder: File name too long"),
+    ({"path": "n" * 5000}, "must be a path for a new folder: File name too long"),
+    ({"path": "a\0"}, "must be a path for a new folder: embedded null byte"),
+    ({"path": "a\ud800"}, r"a\ud800 must be a path for a new folder"),
+]
+
+
+@pytest.mark.parametrize(("changes", "part"), WRITTEN)
+def test_wrong_arguments_of_an_export_are_refused_before_it_begins(
+    changes, part, tmp_path, monkeypatch
+):
+    source = MemoryStore([(TensorDict({"x": torch.arange(3)}, [3]), torch.tensor([3]))])
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "present").mkdir()
+    monkeypatch.chdir(tmp_path / "present")
+    monkeypatch.setattr("yamame.data.lerobot_export._write", None)
+    with pytest.raises(UsageError) as caught:
+        write_lerobot(**{"path": "out", "source": source, **changes})
+    assert part in str(caught.value)
+    assert len(str(caught.value)) < 700
+    assert sorted(os.listdir(tmp_path)) == ["file", "present"]
+    assert not os.listdir()
 
 
 def test_what_is_no_whole_episode_is_not_written(once):
@@ -580,12 +652,27 @@ def put(column, row, value):
     return change
 
 
+def end_of(column, value):
+    """Puts a number at the end of each episode of at least four steps, as in `once`."""
+
+    def change(columns):
+        frames = np.array(columns["frame_index"])
+        columns[column] = np.where(frames == 3, value, 0)
+
+    return change
+
+
+def null_of_fixed_size(columns):
+    states = [*columns["observation.state"][:-1], None]
+    columns["observation.state"] = pyarrow.array(states, pyarrow.list_(pyarrow.float32(), 4))
+
+
 def drop(column):
     return lambda columns: columns.pop(column)
 
 
 COLUMNS = [
-    (drop("action"), "action"),
+    (drop("action"), "columns must include 'action', got ["),
     (drop("observation.state"), "observation.state"),
     (drop("episode_index"), "episode_index"),
     (drop("frame_index"), "frame_index"),
@@ -600,6 +687,12 @@ COLUMNS = [
     (put("frame_index", 2, 1), "'frame_index': row 2"),
     (put("episode_index", 3, 1), "'episode_index': row 3"),
     (put("next.done", 1, True), "'next.done'"),
+    (end_of("next.done", 0.5), "'next.done' must be flags, 0 or 1, got 0.5"),
+    (end_of("next.done", float("nan")), "'next.done' must be flags, 0 or 1, got nan"),
+    (end_of("next.terminated", 7), "'next.terminated' must be flags, 0 or 1, got 7"),
+    (end_of("next.truncated", -1), "'next.truncated' must be flags, 0 or 1, got -1"),
+    (end_of("next.success", 0.1), "'next.success' must be flags, 0 or 1, got 0.1"),
+    (null_of_fixed_size, "'observation.state' must be whole, with a list in every row"),
     (lambda columns: columns.update(action=["left"] * len(columns["action"])), "numbers"),
     (lambda columns: columns.update({"frame_index": columns["observation.state"]}), "frame_index"),
     (lambda columns: columns.update({"next.done": columns["observation.state"]}), "next.done"),
@@ -626,6 +719,16 @@ def test_wrong_columns_are_refused_with_their_place(make, change, part):
 INFO = [
     ({"codebase_version": "v1.6"}, "codebase_version"),
     ({"codebase_version": 3}, "codebase_version"),
+    ({"codebase_version": "v2.999"}, "codebase_version must be v2.0, v2.1 or v3.0"),
+    ({"codebase_version": "v3.٣"}, "codebase_version must be v2.0, v2.1 or v3.0"),
+    ({"codebase_version": ["v3.0"]}, "codebase_version must be v2.0, v2.1 or v3.0"),
+    ({"total_episodes": 10}, "new: episodes must be 10, as in info.json, got 3; download"),
+    ({"total_episodes": "3"}, "episodes must be '3', as in info.json"),
+    ({"total_frames": 100}, "new: steps must be 100, as in info.json, got 8; download"),
+    ({"data_path": "data/\ud800.parquet"}, r"\ud800.parquet is rejected"),
+    ({"data_path": "data/" + "x" * 5000}, "too long"),
+    ({"data_path": "meta/info.json/x"}, "info.json/x is rejected: it lies below a file"),
+    ({"data_path": "data/a\nb\x1b[31m.parquet"}, r"a\nb\x1b[31m.parquet"),
     ({"features": []}, "features"),
     ({"data_path": None}, "data_path"),
     ({"data_path": "../secret/file-{file_index:03d}.parquet"}, "secret"),
@@ -641,6 +744,9 @@ INFO = [
     ({"data_path": "data/\0"}, "name of a file"),
     ({"chunks_size": 0}, "chunks_size"),
     ({"chunks_size": "many"}, "chunks_size"),
+    ({"chunks_size": 10**400}, "chunks_size"),
+    ({"yamame_format": 99}, "yamame_format must be 1, got 99"),
+    ({"yamame_format": True}, "yamame_format must be 1, got True"),
     ({"yamame_format": 1}, "final.parquet"),
 ]
 
@@ -732,6 +838,16 @@ def test_links_and_pipes_are_refused(make):
             shutil.rmtree(folder)
 
 
+def test_a_column_that_is_there_twice_is_counted():
+    values = pyarrow.array([1, 2])
+    parquet.write_table(pyarrow.table([values, values], names=["x", "x"]), "a.parquet")
+    with ParquetFile(Path("a.parquet"), Sizes()) as file:
+        with pytest.raises(UsageError, match="columns of the name 'x' must be 1, got 2"):
+            file.read(["x"])
+        with pytest.raises(UsageError, match=r"columns must include 'y', got \['x', 'x'\]"):
+            file.read(["y"])
+
+
 def write_zeros(path, num_rows, width=None, **options):
     """A column of many zeros in a file of some kilobytes."""
     values = pyarrow.array(np.zeros(num_rows * (width or 1), np.float64))
@@ -797,6 +913,69 @@ def test_any_damage_is_told_in_one_line(make):
         file.write_bytes(content)
     assert num_refused > 60
     assert len(lerobot(str(folder), format=shape)) == expected
+
+
+def test_many_episodes_in_a_few_bytes_are_refused_at_once(monkeypatch):
+    """Equal numbers take a few bytes, but each was an object once."""
+    folder = v3()
+    number = 3_000_000
+    zeros = np.zeros(number, np.int64)
+    columns = {"episode_index": zeros, "length": zeros + 1}
+    columns |= {"data/chunk_index": zeros, "data/file_index": zeros}
+    path = folder / "meta/episodes/chunk-000/file-000.parquet"
+    parquet.write_table(pyarrow.table(columns), path, compression="zstd", row_group_size=number)
+    assert path.stat().st_size < 2**16
+    begin = time.process_time()
+    refused(folder, "episode_index must be of one episode")
+    assert time.process_time() - begin < 5
+    monkeypatch.setattr("yamame.data.lerobot_files._MOST_EPISODES", number - 1)
+    monkeypatch.setattr(ParquetFile, "read_numbers", None)
+    refused(folder, "episodes must be at most 2999999, got 3000000")
+
+
+def footer_with(path, old, new):
+    """Replaces the number of rows that a file declares, in Thrift's compact protocol."""
+
+    def encoded(number):
+        number, digits = 2 * number, []
+        while number:
+            digits.append(number % 128 | 128)
+            number //= 128
+        # The field of a number of 64 bits, and the one of a list after it.
+        return bytes([0x16, *digits[:-1], digits[-1] & 127, 0x19])
+
+    content = path.read_bytes()
+    place = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    footer = content[place:-8]
+    assert footer.count(encoded(old)) == 1
+    footer = footer.replace(encoded(old), encoded(new))
+    path.write_bytes(content[:place] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+
+
+@pytest.mark.parametrize("claimed", [10**8, 5 * 10**9])
+def test_rows_that_a_file_only_declares_are_not_allocated(claimed):
+    folder = v3((1234,))
+    footer_with(folder / "data/chunk-000/file-000.parquet", 1234, claimed)
+    # Episodes of a sum of this many steps.
+    lengths = [10**8] * (claimed // 10**8)
+    same_file = {"data/chunk_index": 0, "data/file_index": 0}
+    write_episodes(
+        folder,
+        [{"episode_index": n, "length": length, **same_file} for n, length in enumerate(lengths)],
+    )
+    tracemalloc.start()
+    refused(folder, f"rows of column 'action' must be {claimed}, as its metadata declare, got 1234")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**26
+
+
+def test_ours_with_an_episode_twice_among_the_last_observations_is_refused():
+    shape, _, folder = written(PassiveTMaze(num_envs=2, length=4))
+    path = folder / "meta/final.parquet"
+    table = parquet.read_table(path)
+    parquet.write_table(pyarrow.concat_tables([table, table.slice(1, 1)]), path)
+    refused(folder, "final.parquet: episodes with several rows must have one, got [1]", shape=shape)
 
 
 def test_ours_without_a_last_observation_is_refused():

@@ -11,7 +11,17 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-from yamame.data import MemoryStore, TrajectoryFormat, hdf5, minari, npz, runs, torchrl
+from yamame.data import (
+    MemoryStore,
+    TrajectoryFormat,
+    amago,
+    hdf5,
+    lerobot,
+    minari,
+    npz,
+    runs,
+    torchrl,
+)
 from yamame.data.tables import rollout
 from yamame.replay import TrajectoryReplayBuffer, pack
 from yamame_envs import MazeRunner, PassiveTMaze
@@ -319,6 +329,30 @@ def test_longer_episodes_other_environments_and_missing_files_are_refused(collec
         ValueError, match=r"data: path must name an existing file or folder, got '.*nothing'"
     ):
         npz(str(data.path / "nothing"), format=data.format)
+
+
+def test_paths_are_texts_or_objects_and_everything_else_is_refused(collected, files, same):
+    data = collected("lake")
+    files.write(data.path, data.arrays)
+    paths = sorted(data.path.glob("*.npz"))
+    for given in (paths, tuple(map(str, paths)), data.path / "*.npz"):
+        same(npz(given, format=data.format), data.buffer)
+    same(runs(data.path, format=data.format), data.buffer)
+    for source in (npz, runs, lerobot, amago):
+        for given in (5, None, b"a.npz", [5], {"a": 1}):
+            with pytest.raises(ValueError, match="path must be a path or a list of paths, got"):
+                source(given, format=data.format)
+    with pytest.raises(ValueError, match="folder of a TensorDict"):
+        torchrl(data.path, format=data.format)
+
+
+def test_a_format_that_is_none_is_refused(collected, files):
+    data = collected("lake")
+    path = files.write(data.path, data.arrays)
+    for source in (npz, lerobot, amago, runs):
+        for given in (None, data.env):
+            with pytest.raises(ValueError, match="format must be a TrajectoryFormat, got <class"):
+                source(path, format=given)
 
 
 def test_unfinished_steps_are_left_out_if_asked(collected, files):

@@ -379,7 +379,7 @@ def test_gin_is_read_and_not_executed(tmp_path):
 # Actor.activation = 'relu'
 import os
 A.b = __import__('os').mkdir('{tmp_path}/hacked')
-some/scope/amago.nets.A.c = \\
+amago.nets.A.c = \\
     {{'x': [1,
             2.5]}}
 A.d = @amago.Other()
@@ -389,3 +389,18 @@ A.e = %MACRO
     assert values["A.c"] == {"x": [1, 2.5]}
     assert [type(values[name]) for name in ("A.b", "A.d", "A.e")] == [Unread] * 3
     assert not list(tmp_path.iterdir())
+
+
+def test_bindings_of_scopes_are_not_read(capsys):
+    text = "Agent.gamma = 0.9\nx/Agent.gamma = 0.3\nx/y/amago.Agent.tau = 1\n"
+    assert parse_gin(text, "it") == {"Agent.gamma": 0.9}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("it: bindings of scopes are ignored: x/Agent.gamma, x/y/amago.Agent.tau")
+    recordings.refused("gru_discrete", "x/Agent.gamma", typed={"x/Agent": {"gamma": 0.9}})
+
+
+@pytest.mark.parametrize("value", ["0", "True", "1e400", "'text'", "[0.5]", "@a.B", "{'a': 1}"])
+def test_names_of_observations_are_a_list(tmp_path, value):
+    name = "FFTstepEncoder.specify_obs_keys"
+    config = config_with(tmp_path, "gru_discrete", name, value)
+    recordings.refused("gru_discrete", name, "list of names", gin=config)

@@ -1,6 +1,8 @@
 """Paths that files name: regular files inside a folder are opened, everything else is refused."""
 
 import os
+import shutil
+import stat
 
 import pytest
 from yamame.files.paths import (
@@ -8,6 +10,7 @@ from yamame.files.paths import (
     check_tree,
     create_file,
     inside,
+    new_folder,
     open_regular,
     read_regular,
     typed_file,
@@ -52,6 +55,35 @@ def test_names_lie_inside_of_their_folder(home):
             inside(home, name)
     with pytest.raises(UnsafePathError):
         inside(home, "link/more")
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a/" * 5000, "a\ud800", "sub/x.pt/y", "x\n/" * 2000])
+def test_a_name_that_no_file_can_have_is_refused_in_one_line(home, name):
+    (home / "sub/x.pt").write_bytes(b"")
+    with pytest.raises(UnsafePathError, match="restore the file") as caught:
+        inside(home, name)
+    assert len(str(caught.value)) < 1000
+    assert str(caught.value).isprintable()
+
+
+def test_a_new_folder_is_whole_or_not_there(tmp_path):
+    umask = os.umask(0o022)
+    os.umask(umask)
+    # What a killed process of the same number has left, and a name of nearly any length.
+    left = tmp_path / f".a.{os.getpid()}.partial"
+    left.mkdir()
+    for name in ("a", "n" * 255):
+        path = tmp_path / name
+        with pytest.raises(ZeroDivisionError), new_folder(path) as folder:
+            1 / 0  # noqa: B018
+        with new_folder(path) as folder, new_folder(tmp_path / "other") as other:
+            assert folder != other
+            (folder / "x").write_text("x")
+            assert not path.exists()
+        assert (path / "x").read_text() == "x"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o777 & ~umask
+        shutil.rmtree(tmp_path / "other")
+    assert sorted(os.listdir(tmp_path)) == sorted([left.name, "a", "n" * 255])
 
 
 @pytest.mark.parametrize("name", ["link", "dangling", "pipe"])

@@ -75,6 +75,12 @@ def test_the_replay_of_a_run_becomes_a_dataset(export, play, folder):
         (["run=runs/mine", "path=datasets/mine"], ["datasets/mine must be new or empty"]),
         (["run=agents", "path=x"], ["run: must be the directory of a run", "replay"]),
         (["run=runs/mine", "path=x", "greedy=true"], ["dataset: must be null", "greedy"]),
+        (
+            ["run=runs/mine", "path=x", "checkpoint=last", "num_streams=2", "trust=[mylab.]"],
+            ["dataset: must be null", "remove checkpoint, trust, num_streams"],
+        ),
+        (["run=runs/mine", "path=x.pt2"], ["path: must be a folder with dataset=lerobot"]),
+        (["run=runs/mine", "path=runs/mine/x"], ["path: must lie outside of run=runs/mine"]),
     ):
         status, out, err = export(*arguments, name)
         assert (status, out) == (2, "")

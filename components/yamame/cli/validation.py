@@ -67,6 +67,9 @@ class SettingsError(UsageError):
         """Return the message without the source."""
         return "\n".join(map(str, self.problems))
 
+    def __str__(self) -> str:
+        return self.describe() if self.source is None else f"{self.source}: {self.describe()}"
+
 
 def raise_any(problems: Sequence[UsageError]) -> None:
     """Raise a problem, or all of them as one error, if there are any."""

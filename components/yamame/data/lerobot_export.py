@@ -14,28 +14,27 @@ observations are one-hot, and discrete actions count from 0.
 
 import json
 import os
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 
-from yamame.checks import PositiveInt, UsageError, check_bounds, require
+from yamame.checks import Bounds, UsageError, check_bounds, require
 from yamame.data.extras import import_extra
 from yamame.data.lerobot_files import FINAL, FORMAT, INFO, column_of
 from yamame.data.source import TrajectoryDataset
 from yamame.data.tables import SHOWN
-from yamame.files.paths import create_file
+from yamame.files.paths import create_file, new_folder
 from yamame.keys import CONTEXT
 from yamame.replay.disk.files import flush
 from yamame.replay.frequencies import Store
 from yamame.spaces.arrays import Array
-from yamame.system.messages import print_stderr
+from yamame.system.messages import one_line, print_stderr, shortened
 
 OWNER = "write_lerobot"
 _ROW_GROUP = 2**24
@@ -47,6 +46,7 @@ _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _EPISODES = "meta/episodes/chunk-000/file-000.parquet"
 _DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 Columns = dict[str, Array]
+FramesPerSecond = Annotated[int, Bounds(least=1, most=10**6)]
 
 
 @check_bounds
@@ -54,7 +54,7 @@ def write_lerobot(
     path: str | os.PathLike[str],
     source: TrajectoryDataset | Store,
     *,
-    fps: PositiveInt = 1,
+    fps: FramesPerSecond = 1,
     task: str = "",
 ) -> Path:
     """Write trajectories as a dataset in the layout of LeRobot.
@@ -72,26 +72,61 @@ def write_lerobot(
         The folder.
 
     Raises:
-        UsageError: The folder holds something, or there are no trajectories of whole episodes.
+        UsageError: The folder holds something or cannot be made, or there are no trajectories of
+            whole episodes.
         OSError: A file cannot be written.
     """
-    folder = Path(path)
-    is_empty = folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())
-    if os.path.lexists(folder) and not is_empty:
-        remedy = "name another folder"
-        raise UsageError(f"{OWNER}: {folder} must be new or empty", remedy=remedy)
+    folder = _checked_folder(path)
+    is_dataset = isinstance(source, TrajectoryDataset)
+    is_source = is_dataset or (hasattr(source, "lengths") and hasattr(source, "get"))
+    condition = "be a dataset of yamame.data or a store of trajectories"
+    require(OWNER, "source", type(source).__name__, is_source, condition)
+    is_text = isinstance(task, str) and task.encode(errors="replace").decode() == task
+    require(OWNER, "task", task, is_text, "be a text in UTF-8")
     stores = source.stores if isinstance(source, TrajectoryDataset) else [source]
-    parent = folder.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    scratch = parent / f".{folder.name}.{os.getpid()}.partial"
-    try:
-        scratch.mkdir()
+    with new_folder(folder) as scratch:
         _write(scratch, stores, fps, task)
-        scratch.rename(folder)  # replaces an empty folder as well
-        flush(parent)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    flush(folder.absolute().parent)
     return folder
+
+
+def _checked_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the folder of a new dataset, and make its parent.
+
+    Raises:
+        UsageError: There cannot be a new folder at the path.
+    """
+    is_path = isinstance(path, str | os.PathLike)
+    require(OWNER, "path", path, is_path, "be the path of a folder")
+    folder = Path(path)
+    try:
+        is_there = _is_there(folder)
+        is_empty = folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())
+        if is_there and not is_empty:
+            remedy = "name another folder"
+            raise UsageError(f"{OWNER}: {folder} must be new or empty", remedy=remedy)
+        # The present folder cannot be replaced, under any of its names.
+        is_other = folder.name != ".." and folder.resolve() != Path.cwd()
+        require(OWNER, "path", str(path), is_other, "name a folder that is not the present one")
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        # In a new parent, only now a name is found to be too long.
+        _is_there(folder)
+    except UsageError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or one_line(error)
+        shown = shortened(str(folder))
+        raise UsageError(f"{OWNER}: {shown} must be a path for a new folder: {reason}") from error
+    return folder
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether anything lies at a path; unlike `os.path.lexists`, raise for wrong paths."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _write(folder: Path, stores: Sequence[Store], fps: int, task: str) -> None:
@@ -135,8 +170,8 @@ def _write(folder: Path, stores: Sequence[Store], fps: int, task: str) -> None:
     _write_json(folder / INFO, info)
     described = {column: values.describe() for column, values in data.statistics.items()}
     _write_json(folder / "meta/stats.json", described)
-    _write_table(folder / _EPISODES, data.episodes(task))
-    _write_table(folder / "meta/tasks.parquet", _tasks(task))
+    _write_tables(folder / _EPISODES, [data.episodes(task)])
+    _write_tables(folder / "meta/tasks.parquet", [_tasks(task)])
     _write_last(folder / FINAL, last)
 
 
@@ -251,22 +286,22 @@ class _DataFiles:
             self._write_waiting()
 
     def _write_waiting(self) -> None:
-        """Write the rows of episodes as a row group; the file is closed if it is large."""
+        """Write the rows of episodes as row groups; the file is closed if it is large."""
         if not self._waiting:
             return
         joined = {}
         for column in self.first:
             joined[column] = np.concatenate([rows[column] for rows in self._waiting])
             self.statistics.setdefault(column, _Statistics()).add(joined[column])
-        table = _table(joined)
-        if self._writer is None:
-            chunk, file = divmod(self._num_files, _FILES_PER_CHUNK)
-            path = self.folder / _DATA.format(chunk_index=chunk, file_index=file)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._open = create_file(path)
-            self._writer = _writer(self._open, table.schema)
-            self._num_files += 1
-        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        for table in _tables(joined):
+            if self._writer is None:
+                chunk, file = divmod(self._num_files, _FILES_PER_CHUNK)
+                path = self.folder / _DATA.format(chunk_index=chunk, file_index=file)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._open = create_file(path)
+                self._writer = _writer(self._open, table.schema)
+                self._num_files += 1
+            self._writer.write_table(table)
         self._places += [self._num_files - 1] * len(self._waiting)
         self._waiting = []
         self._num_bytes = 0
@@ -344,10 +379,20 @@ class _Statistics:
         return {**described, "count": [self._count]}
 
 
-def _table(columns: Columns) -> Any:
-    """Return a table of pyarrow."""
+def _tables(columns: Columns) -> Iterator[Any]:
+    """Yield tables of pyarrow with the rows of columns, of at most `_ROW_GROUP` bytes or one row.
+
+    The lists in an array of pyarrow begin at places of 32 bits.
+    """
     pyarrow = import_extra("pyarrow")
-    return pyarrow.table({name: _to_arrow(values) for name, values in columns.items()})
+    num_rows = max(len(values) for values in columns.values())
+    num_bytes = sum(values.nbytes for values in columns.values())
+    step = max(1, num_rows * _ROW_GROUP // max(1, num_bytes))
+    for first in range(0, num_rows, step):
+        arrays = {}
+        for name, values in columns.items():
+            arrays[name] = _to_arrow(values[first : first + step])
+        yield pyarrow.table(arrays)
 
 
 def _to_arrow(values: Array) -> Any:
@@ -382,15 +427,20 @@ def _tasks(task: str) -> Any:
 
 def _write_last(path: Path, last: list[Columns]) -> None:
     """Write the last observations, a row per episode."""
-    table = _table({column: np.concatenate([rows[column] for rows in last]) for column in last[0]})
-    _write_table(path, table)
+    columns = {}
+    for column in last[0]:
+        columns[column] = np.concatenate([rows[column] for rows in last])
+    _write_tables(path, _tables(columns))
 
 
-def _write_table(path: Path, table: Any) -> None:
+def _write_tables(path: Path, tables: Iterable[Any]) -> None:
+    """Write at least one table of pyarrow as a file, a row group each."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with create_file(path) as file:
-        writer = _writer(file, table.schema)
-        writer.write_table(table)
+        writer: Any = None
+        for table in tables:
+            writer = writer or _writer(file, table.schema)
+            writer.write_table(table)
         writer.close()
         _sync(file)
 
@@ -398,12 +448,21 @@ def _write_table(path: Path, table: Any) -> None:
 def _writer(file: Any, schema: Any) -> Any:
     """Return a writer of Parquet.
 
-    Without dictionaries, the size of a file bounds the memory that its columns take, by which
-    `yamame.data.sizes` tells them from harmful ones.
+    The size of a file must bound the memory that its columns take, by which `yamame.data.sizes`
+    tells them from harmful ones. So there are no dictionaries, and values of less than four bytes
+    are not compressed; Parquet stores small integers in four.
     """
     parquet = import_extra("pyarrow.parquet")
+    types = import_extra("pyarrow").types
+    codecs = {}
+    for column in schema:
+        path, kind = column.name, column.type
+        while types.is_list(kind) or types.is_fixed_size_list(kind):
+            path, kind = f"{path}.list.element", kind.value_type
+        is_small = types.is_boolean(kind) or types.is_float16(kind)
+        codecs[path] = "none" if is_small else "snappy"
     return parquet.ParquetWriter(
-        file, schema, compression="snappy", use_dictionary=False, write_page_checksum=True
+        file, schema, compression=codecs, use_dictionary=False, write_page_checksum=True
     )
 
 

@@ -26,44 +26,51 @@ Source: LeRobot, https://github.com/huggingface/lerobot, dataset versions v2.1 a
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from tensordict.utils import NestedKey
 
 from yamame.checks import ArgumentError, UsageError, require
-from yamame.data.format import TrajectoryFormat
+from yamame.data.format import TrajectoryFormat, as_flags
 from yamame.data.parquet_files import ParquetFile, check_rows
 from yamame.data.sizes import Sizes
 from yamame.data.tables import SHOWN, unused
 from yamame.files.paths import check_tree, inside, read_regular
 from yamame.spaces.arrays import Array
-from yamame.system.messages import one_line, print_stderr
+from yamame.system.messages import format_value, one_line, print_stderr
 
 Ends = Literal["terminated", "truncated"]
 INFO = "meta/info.json"
 FINAL = "meta/final.parquet"
 """Observations after the last action, a row per episode."""
 FORMAT = "yamame_format"
-"""Entry of `INFO` in datasets of `yamame.data.lerobot_export`."""
+"""Entry of `INFO` in datasets of `yamame.data.lerobot_export`, the version of their additions."""
 OBSERVATION = "observation"
 _STATE = "observation.state"
 _COUNTERS = ("timestamp", "index", "task_index", "episode_index", "frame_index")
 _FLAGS = {
-    "next.reward": "rewards",
     "next.success": "success",
     "next.terminated": "terminated",
     "next.truncated": "truncated",
+    "next.done": "done",
 }
-"""Columns and the entries of a table (`yamame.data.tables`) that they are."""
-_VERSION = re.compile(r"v(2|3)\.\d+")
+"""Columns of flags, and their entries of a table (`yamame.data.tables`)."""
+_VERSIONS = {"v2.0": 2, "v2.1": 2, "v3.0": 3}
+_FIELDS = {
+    2: {"episode_chunk", "episode_index"},
+    3: {"chunk_index", "file_index"},
+}
+"""Fields of ``data_path``, by version."""
 _FIELD = re.compile(r"\{([a-z_]+)(?::0(\d{1,2})d)?\}")
 _LONGEST_METADATA = 2**27
-_MOST_EPISODES = 10**8
+_MOST_EPISODES = 10**7
+_LARGEST = 10**8
+"""Largest number of an episode or a file, and largest length."""
 
 
 def column_of(key: NestedKey) -> str:
@@ -79,12 +86,41 @@ def column_of(key: NestedKey) -> str:
 
 
 @dataclass(frozen=True)
-class _Episode:
-    """An episode in the metadata: its number, its steps, and the file that holds it."""
+class _Episodes:
+    """Episodes in the metadata.
 
-    number: int
-    length: int
-    file: str
+    Attributes:
+        numbers: Numbers of the episodes ``[E]``.
+        lengths: Their steps ``[E]``.
+        places: Values of the fields of the path of the file that holds each, ``[E]`` by name.
+    """
+
+    numbers: Array
+    lengths: Array
+    places: Mapping[str, Array]
+
+    def in_order(self) -> "_Episodes":
+        """Return the episodes in the order of their numbers."""
+        return self.at(self.numbers.argsort(kind="stable"))
+
+    def at(self, rows: Array) -> "_Episodes":
+        """Return some of the episodes."""
+        places = {name: values[rows] for name, values in self.places.items()}
+        return _Episodes(self.numbers[rows], self.lengths[rows], places)
+
+    def by_file(self, fields: Iterable[str]) -> Iterator["_Episodes"]:
+        """Yield the episodes of one file after the other, by the fields that its path has."""
+        keys = np.zeros_like(self.numbers)
+        for name in fields:
+            # There are at most two.
+            keys = keys * (_LARGEST + 1) + self.places[name]
+        _, first, files, counts = np.unique(
+            keys, return_index=True, return_inverse=True, return_counts=True
+        )
+        rows = files.argsort(kind="stable")
+        ends = counts.cumsum()
+        for file in first.argsort():
+            yield self.at(rows[ends[file] - counts[file] : ends[file]])
 
 
 class LeRobotDataset:
@@ -130,81 +166,87 @@ class LeRobotDataset:
             UsageError: A file is missing or damaged, a column is missing, or the rows are not those
                 of the metadata.
         """
-        by_file: dict[str, list[_Episode]] = {}
-        for episode in self._episodes:
-            by_file.setdefault(episode.file, []).append(episode)
         final = self._read_final() if self.is_ours else None
-        for file, episodes in by_file.items():
-            path = inside(self._folder, file)
+        for episodes in self._episodes.by_file(self._info.fields):
+            path = inside(self._folder, self._info.data_file(episodes.places))
             with ParquetFile(path, self._sizes) as parquet:
                 yield str(path), self._table(parquet, str(path), episodes, final)
 
-    def _read_episodes(self) -> list[_Episode]:
+    def _read_episodes(self) -> _Episodes:
         """Return the episodes in the order of their numbers."""
-        rows = self._rows_of_v2() if self._info.version == 2 else self._rows_of_v3()
-        episodes = []
-        for place, row in rows:
-            number, length = row["episode_index"], row["length"]
-            for label, value, least in (("episode_index", number, 0), ("length", length, 1)):
-                fits = type(value) is int and least <= value <= _MOST_EPISODES
-                require(place, label, value, fits, f"be in {least}..{_MOST_EPISODES}")
-            episodes.append(_Episode(number, length, self._info.data_file(row)))
-        episodes.sort(key=lambda episode: episode.number)
-        require(self._name, "episodes", 0, bool(episodes), "be at least 1")
-        for before, episode in pairwise(episodes):
-            is_new = before.number != episode.number
-            require(self._name, "episode_index", episode.number, is_new, "be of one episode")
+        is_old = self._info.version == 2
+        episodes = (self._episodes_of_v2() if is_old else self._episodes_of_v3()).in_order()
+        numbers = episodes.numbers
+        require(self._name, "episodes", 0, len(numbers) > 0, "be at least 1")
+        twice = numbers[1:][numbers[1:] == numbers[:-1]][:1].tolist()
+        require(self._name, "episode_index", twice, not twice, "be of one episode")
+        # A copy that was interrupted can lack files at the end.
+        self._check_total("total_episodes", "episodes", len(numbers))
+        self._check_total("total_frames", "steps", int(episodes.lengths.sum()))
         return episodes
 
-    def _rows_of_v2(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _check_total(self, key: str, name: str, found: int) -> None:
+        """Raise if the metadata declare another total than is found."""
+        total = self._info.content.get(key)
+        is_same = total is None or (type(total) is int and total == found)
+        condition = f"be {format_value(total)}, as in info.json"
+        require(self._name, name, found, is_same, condition, remedy="download the dataset again")
+
+    def _episodes_of_v2(self) -> _Episodes:
         path = inside(self._folder, "meta/episodes.jsonl")
+        found: dict[str, list[int]] = {"episode_index": [], "length": []}
         # Texts may hold other ends of lines.
         for number, line in enumerate(_read(path).split("\n"), 1):
             if not line.strip():
                 continue
             place = f"{path}: line {number}"
             row = _parse(line, place)
-            for key in ("episode_index", "length"):
+            for (key, values), least in zip(found.items(), (0, 1), strict=True):
                 require(place, "entries", sorted(row), key in row, f"hold {key!r}")
-            yield place, row
+                value = row[key]
+                fits = type(value) is int and least <= value <= _LARGEST
+                require(place, key, value, fits, f"be in {least}..{_LARGEST}")
+                values.append(value)
+        numbers = np.array(found["episode_index"], np.int64)
+        places = {"episode_index": numbers, "episode_chunk": numbers // self._info.chunks_size}
+        return _Episodes(numbers, np.array(found["length"], np.int64), places)
 
-    def _rows_of_v3(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _episodes_of_v3(self) -> _Episodes:
         files = sorted((self._folder / "meta/episodes").glob("chunk-*/file-*.parquet"))
         condition = "include meta/episodes/chunk-000/file-000.parquet"
         require(self._name, "files", [], bool(files), condition)
-        names = ("episode_index", "length", "data/chunk_index", "data/file_index")
+        least = {"episode_index": 0, "length": 1, "data/chunk_index": 0, "data/file_index": 0}
+        parts: dict[str, list[Array]] = {key: [] for key in least}
+        num_rows = 0
         for path in files:
             with ParquetFile(path, self._sizes) as parquet:
-                columns = parquet.read(names)
-                for row in range(parquet.num_rows):
-                    place = f"{path}: row {row}"
-                    values = {}
-                    for key, column in columns.items():
-                        value = column[row].tolist()
-                        is_number = len(value) == 1 and type(value[0]) is int and value[0] >= 0
-                        require(place, key, value, is_number, "be a number, at least 0")
-                        values[key] = value[0]
-                    yield place, values
+                num_rows += parquet.num_rows
+                condition = f"be at most {_MOST_EPISODES}"
+                require(self._name, "episodes", num_rows, num_rows <= _MOST_EPISODES, condition)
+                for key, values in parts.items():
+                    values.append(parquet.read_numbers(key, least=least[key], most=_LARGEST))
+        columns = {key: np.concatenate(values) for key, values in parts.items()}
+        places = {key: columns[f"data/{key}"] for key in ("chunk_index", "file_index")}
+        return _Episodes(columns["episode_index"], columns["length"], places)
 
     def _table(
         self,
         parquet: ParquetFile,
         name: str,
-        episodes: list[_Episode],
+        episodes: _Episodes,
         final: Mapping[str, Array] | None,
     ) -> dict[str, Any]:
         """Read the rows of a file as a table."""
-        lengths = np.array([episode.length for episode in episodes])
+        numbers, lengths = episodes.numbers, episodes.lengths
         num_rows = int(lengths.sum())
-        condition = f"be {num_rows}, the sum of the lengths of its {len(episodes)} episodes"
+        condition = f"be {num_rows}, the sum of the lengths of its {len(numbers)} episodes"
         require(name, "rows", parquet.num_rows, parquet.num_rows == num_rows, condition)
 
         places = self._find_columns(parquet.columns, name)
-        flags = [column for column in (*_FLAGS, "next.done") if column in parquet.columns]
-        names = {"action", "episode_index", "frame_index", *places.values(), *flags}
+        optional = [column for column in ("next.reward", *_FLAGS) if column in parquet.columns]
+        names = {"action", "episode_index", "frame_index", *places.values(), *optional}
         columns = parquet.read(sorted(names))
         ends = lengths.cumsum() - 1
-        numbers = np.array([episode.number for episode in episodes])
         condition = "its episode in the metadata"
         label = f"{name}: column 'episode_index'"
         check_rows(label, columns["episode_index"], numbers.repeat(lengths), condition)
@@ -213,12 +255,12 @@ class LeRobotDataset:
         check_rows(f"{name}: column 'frame_index'", columns["frame_index"], frames, condition)
 
         table: dict[str, Any] = {"actions": columns["action"]}
-        for column in flags:
-            if column in _FLAGS:
-                table[_FLAGS[column]] = columns[column]
-        self._set_ends(table, columns.get("next.done"), ends, name)
-        if "rewards" not in table:
-            table["rewards"] = np.zeros(num_rows, np.float32)
+        for column, entry in _FLAGS.items():
+            if column in columns:
+                table[entry] = _flags(columns[column], name, f"column {column!r}")
+        self._set_ends(table, ends, name)
+        table["rewards"] = columns.get("next.reward", np.zeros(num_rows, np.float32))
+        if "next.reward" not in columns:
             self._report("there is no column next.reward: rewards are 0, which suits agent=bc")
         _set_observations(table, columns, places)
         if final is not None:
@@ -271,28 +313,26 @@ class LeRobotDataset:
         condition = f"include {wanted[0]!r}"
         return ArgumentError(name, "columns of observations", columns, condition, remedy=remedy)
 
-    def _set_ends(self, table: dict[str, Any], done: Array | None, ends: Array, name: str) -> None:
-        """Add the flags of the ends of episodes, which are their last rows."""
+    def _set_ends(self, table: dict[str, Any], ends: Array, name: str) -> None:
+        """Replace the flags of the ends of episodes, which are their last rows."""
         is_end = np.zeros(int(ends[-1]) + 1, bool)
         is_end[ends] = True
+        done = table.pop("done", None)
         flags = [table[key] for key in ("terminated", "truncated") if key in table]
         column = "next.terminated' or 'next.truncated" if flags else "next.done"
         if not flags and done is not None:
             flags = [done]
-        for flag in flags:
-            is_single = flag.shape == (len(is_end), 1)
-            require(name, f"shape of {column!r}", flag.shape[1:], is_single, "be one flag")
         is_set = np.zeros(len(is_end), bool)
         for flag in flags:
-            is_set |= flag[:, 0] != 0
+            is_set |= flag
         early = np.flatnonzero(is_set & ~is_end)
         condition = "be false before the last row of an episode"
         require(name, f"column {column!r}", f"true in row {early[:1]}", not len(early), condition)
 
         truncated = np.zeros(len(is_end), bool)
         if "terminated" in table or "truncated" in table:
-            truncated = table.get("truncated", np.zeros((len(is_end), 1)))[:, 0] != 0
-            terminated = table.get("terminated", np.zeros((len(is_end), 1)))[:, 0] != 0
+            truncated = table.get("truncated", truncated)
+            terminated = table.get("terminated", np.zeros(len(is_end), bool))
         elif self._ends == "terminated":
             # Without a column of ends, all episodes count as complete.
             terminated = is_end if done is None else is_set
@@ -310,7 +350,8 @@ class LeRobotDataset:
         """Read the observations after the last actions."""
         with ParquetFile(inside(self._folder, FINAL), self._sizes) as parquet:
             places = self._find_columns(parquet.columns, str(self._folder / FINAL))
-            return parquet.read(["episode_index", *places.values()])
+            numbers = parquet.read_numbers("episode_index", least=0, most=_LARGEST)
+            return {**parquet.read(places.values()), "episode_index": numbers}
 
     def _report(self, message: str) -> None:
         """Print a line, once per dataset."""
@@ -329,6 +370,8 @@ class _Info:
         content: All entries.
         version: 2 or 3.
         features: Descriptions of columns, by name.
+        chunks_size: Episodes per chunk, in version 2.
+        fields: Fields of the path of a data file.
 
     Raises:
         UsageError: An entry is missing or wrong.
@@ -336,47 +379,44 @@ class _Info:
 
     def __init__(self, folder: Path) -> None:
         path = inside(folder, INFO)
-        self._name = str(path)
-        self.content = _parse(_read(path), self._name)
+        name = str(path)
+        self.content = _parse(_read(path), name)
         text = self.content.get("codebase_version")
-        match = _VERSION.fullmatch(text) if isinstance(text, str) else None
+        is_known = isinstance(text, str) and text in _VERSIONS
         condition = "be v2.0, v2.1 or v3.0"
         remedy = "convert the dataset with the scripts of LeRobot"
-        require(self._name, "codebase_version", text, match is not None, condition, remedy=remedy)
-        assert match is not None
-        self.version = int(match[1])
+        require(name, "codebase_version", text, is_known, condition, remedy=remedy)
+        self.version = _VERSIONS[str(text)]
+        found = self.content.get(FORMAT, 1)
+        remedy = "update yamame, or write the dataset again"
+        is_known = type(found) is int and found == 1
+        require(name, FORMAT, found, is_known, "be 1", remedy=remedy)
         features = self.content.get("features")
         is_object = isinstance(features, dict)
-        require(self._name, "features", type(features).__name__, is_object, "be an object")
+        require(name, "features", type(features).__name__, is_object, "be an object")
         self.features: Mapping[str, Any] = features if isinstance(features, dict) else {}
-        self._template = self.content.get("data_path")
-        is_text = isinstance(self._template, str)
-        require(self._name, "data_path", self._template, is_text, "be a text")
-        self._chunks_size = self.content.get("chunks_size", 1000)
-        fits = type(self._chunks_size) is int and self._chunks_size > 0
-        require(self._name, "chunks_size", self._chunks_size, fits, "be a positive number")
+        self.chunks_size = self.content.get("chunks_size", 1000)
+        fits = type(self.chunks_size) is int and 0 < self.chunks_size <= _LARGEST
+        require(name, "chunks_size", self.chunks_size, fits, f"be in 1..{_LARGEST}")
 
-    def data_file(self, episode: Mapping[str, Any]) -> str:
-        """Return the path of the file of an episode, relative to the folder of the dataset."""
-        number = episode["episode_index"]
-        values = {"episode_index": number, "episode_chunk": number // self._chunks_size}
-        if self.version == 3:
-            values = {
-                "chunk_index": episode["data/chunk_index"],
-                "file_index": episode["data/file_index"],
-            }
-
+        template = self.content.get("data_path")
+        require(name, "data_path", template, isinstance(template, str), "be a text")
+        self._template = str(template)
         # Not str.format, by which a text could name attributes and make texts of any length.
-        def value_of(match: re.Match[str]) -> str:
-            condition = f"have fields {sorted(values)} alone"
-            require(self._name, "data_path", self._template, match[1] in values, condition)
-            return str(values[match[1]]).zfill(int(match[2] or 0))
+        self.fields = {match[1] for match in _FIELD.finditer(self._template)}
+        known = _FIELDS[self.version]
+        rest = _FIELD.sub("", self._template)
+        fits = self.fields <= known and "{" not in rest and "}" not in rest
+        condition = f"have fields {sorted(known)} alone, as {{{min(known)}:03d}}"
+        require(name, "data_path", template, fits, condition)
 
-        filled = _FIELD.sub(value_of, str(self._template))
-        is_filled = "{" not in filled and "}" not in filled
-        condition = f"have fields as {{{next(iter(values))}:03d}} alone"
-        require(self._name, "data_path", self._template, is_filled, condition)
-        return filled
+    def data_file(self, places: Mapping[str, Array]) -> str:
+        """Return the path of the file of some episodes, relative to the folder of the dataset."""
+
+        def value_of(match: re.Match[str]) -> str:
+            return str(places[match[1]][0]).zfill(int(match[2] or 0))
+
+        return _FIELD.sub(value_of, self._template)
 
 
 def _read(path: Path) -> str:
@@ -421,13 +461,24 @@ def _set_observations(
         table[f"{prefix}observations"] = tree
 
 
+def _flags(column: Array, name: str, label: str) -> Array:
+    """Return a column of flags ``[num_rows, 1]`` as bool ``[num_rows]``."""
+    require(name, f"shape of {label}", column.shape[1:], column.shape[1:] == (1,), "be one flag")
+    # torch cannot compare all dtypes of files.
+    flags: Array = as_flags(torch.from_numpy(column[:, 0].astype(np.float64)), name, label).numpy()
+    return flags
+
+
 def _rows_of(final: Mapping[str, Array], numbers: Array, name: str) -> Array:
     """Return the rows of episodes in the file of last observations."""
     stored = final["episode_index"]
-    order = stored[:, 0].argsort(kind="stable")
-    rows = np.searchsorted(stored[order, 0], numbers).clip(max=len(order) - 1)
+    order = stored.argsort(kind="stable")
+    ordered = stored[order]
+    twice = ordered[1:][ordered[1:] == ordered[:-1]][:3].tolist()
+    require(name, "episodes with several rows", twice, not twice, "have one")
+    rows = np.searchsorted(ordered, numbers).clip(max=len(order) - 1)
     rows = order[rows] if len(order) else rows
-    is_found = stored[rows, 0] == numbers if len(order) else np.zeros(len(numbers), bool)
+    is_found = stored[rows] == numbers if len(order) else np.zeros(len(numbers), bool)
     missing = numbers[~is_found][:3].tolist()
     condition = "have a row, too"
     require(name, "episodes without a row", missing, not missing, condition)

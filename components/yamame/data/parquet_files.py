@@ -79,28 +79,68 @@ class ParquetFile:
 
         Raises:
             UsageError: A column holds something else, missing values or lists of different lengths
-                (names the row), is damaged, or asks for far more memory than the file takes.
+                (names the row), is damaged, asks for far more memory than the file takes, or has
+                another number of rows than the file declares.
         """
         names = list(names)
         for name in names:
             self._check_type(name)
         try:
             self._sizes.add(self._name, count_bytes(self._file, names), self._stored)
-            table = self._parquet.read(columns=names, use_threads=False)
-            arrays = {}
-            for name in names:
-                arrays[name] = self._to_numpy(table.column(name), f"{self._name}: column {name!r}")
+            # One after the other: a column of pyarrow is freed before the next one is read.
+            return {name: self._read_column(name) for name in names}
         except UsageError:
             raise
         except Exception as error:
             raise self._damaged(error) from error
-        return arrays
+
+    def read_numbers(self, name: str, *, least: int, most: int) -> Array:
+        """Read a column of whole numbers.
+
+        Args:
+            name: Column of the file.
+            least, most: Range of the numbers.
+
+        Returns:
+            ``[num_rows]`` int64.
+
+        Raises:
+            UsageError: A number is outside of the range (names the row), and as for `read`.
+        """
+        column = self.read([name])[name]
+        label = f"{self._name}: column {name!r}"
+        is_whole = column.dtype.kind in "iu" and column.shape[1:] == (1,)
+        is_whole |= len(column) == 0
+        found = f"{column.dtype} of shape {column.shape[1:]}"
+        require(label, "row", found, is_whole, "be one whole number")
+        numbers = column[:, 0]
+        wrong = np.flatnonzero((numbers < least) | (numbers > most))
+        row = int(wrong[0]) if len(wrong) else 0
+        value = numbers[row].item() if len(wrong) else None
+        require(label, f"row {row}", value, not len(wrong), f"be in {least}..{most}")
+        return numbers.astype(np.int64)
+
+    def _read_column(self, name: str) -> Array:
+        try:
+            column = self._parquet.read(columns=[name], use_threads=False).column(name)
+        except self._pyarrow.ArrowInvalid as error:
+            # pyarrow reads no missing lists of fixed size, and has no error of its own for them.
+            found = self._storage(self._parquet.schema_arrow.field(name).type)
+            if not self._pyarrow.types.is_fixed_size_list(found):
+                raise
+            condition = f"be whole, with a list in every row, none of them null: {one_line(error)}"
+            raise UsageError(f"{self._name}: column {name!r} must {condition}") from error
+        # The metadata declare rows that the pages need not have.
+        is_whole = len(column) == self.num_rows
+        condition = f"be {self.num_rows}, as its metadata declare"
+        require(self._name, f"rows of column {name!r}", len(column), is_whole, condition)
+        return self._to_numpy(column, f"{self._name}: column {name!r}")
 
     def _check_type(self, name: str) -> None:
         """Raise unless a column is of numbers or of lists of them."""
-        condition = f"be among its columns {sorted(self.columns)}, once"
-        is_once = self.columns.count(name) == 1
-        require(self._name, f"column {name!r}", "none or several", is_once, condition)
+        count = self.columns.count(name)
+        require(self._name, "columns", sorted(self.columns), count > 0, f"include {name!r}")
+        require(self._name, f"columns of the name {name!r}", count, count == 1, "be 1")
         types = self._pyarrow.types
         found = self._parquet.schema_arrow.field(name).type
         inner = self._storage(found)
@@ -131,6 +171,8 @@ class ParquetFile:
             shape = part.shape[1:]
             parts.append(part)
             first_row += len(chunk)
+        if len(parts) == 1:
+            return parts[0]
         return np.concatenate(parts) if parts else np.zeros((0, 1))
 
     def _chunk_to_numpy(self, chunk: Any, name: str, first_row: int) -> Array:
@@ -170,11 +212,11 @@ def check_rows(name: str, column: Array, expected: Array, condition: str) -> Non
 
     Args:
         name: Name of file and column in messages.
-        column: ``[num_rows, 1]``.
+        column: ``[num_rows, ...]``.
         expected: ``[num_rows]``.
         condition: Description of what is expected, in words that follow "must".
     """
-    is_single = column.shape == (len(expected), 1)
+    is_single = column.shape[1:] == (1,)
     require(name, "shape of a row", column.shape[1:], is_single, "be a single number")
     wrong = np.flatnonzero(column[:, 0] != expected)
     if len(wrong):

@@ -7,7 +7,7 @@ that names the file and the entry.
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -35,7 +35,7 @@ from yamame.replay import TrajectoryFollower
 from yamame.spaces.arrays import SpaceError
 from yamame.system.messages import one_line, print_stderr
 
-Paths = str | list[str]
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _LARGE_REWARD = 1e6
 _WITHOUT_STEP = (
     "an episode must have a step, and the last one of a truncated episode counts only with "
@@ -67,6 +67,7 @@ def runs(
     Raises:
         ValueError: There are no trajectories, they are damaged, or they do not fit the environment.
     """
+    _check_format(format)
     stores = []
     for folder in _matching(path):
         require("data", "path", str(folder), folder.is_dir(), "be a folder")
@@ -192,13 +193,13 @@ def minari(
 
 def _read_minari(path: Paths, library: Any, download: bool) -> Iterator[tuple[str, Content]]:
     sizes = Sizes()
-    for dataset_id in [path] if isinstance(path, str) else path:
+    for dataset_id in _texts(path):
         yield from read_episodes(dataset_id, library, download=download, sizes=sizes)
 
 
 @check_bounds
 def torchrl(
-    dataset: str | TensorDictBase | ReplayBuffer,
+    dataset: str | os.PathLike[str] | TensorDictBase | ReplayBuffer,
     *,
     format: TrajectoryFormat,
     transform: Transform | None = None,
@@ -221,19 +222,19 @@ def torchrl(
         ValueError: There is no dataset, its episodes are not whole, or they do not fit the
             environment.
     """
-    name = dataset if isinstance(dataset, str) else type(dataset).__name__
+    name = os.fspath(dataset) if isinstance(dataset, str | os.PathLike) else type(dataset).__name__
     store = load(format, _read_torchrl(dataset, name), name=name, indices=indices)
     return TrajectoryDataset([store], transform=transform, sample_by=sample_by)
 
 
 def _read_torchrl(
-    dataset: str | TensorDictBase | ReplayBuffer, name: str
+    dataset: str | os.PathLike[str] | TensorDictBase | ReplayBuffer, name: str
 ) -> Iterator[tuple[str, Content]]:
     steps: Any = dataset
-    if isinstance(dataset, str):
+    if isinstance(dataset, str | os.PathLike):
         condition = f"be the folder of a TensorDict (it holds {META})"
-        require("torchrl", "path", dataset, (Path(dataset) / META).is_file(), condition)
-        steps = read_folder(dataset, Sizes())
+        require("torchrl", "path", name, (Path(name) / META).is_file(), condition)
+        steps = read_folder(name, Sizes())
     elif isinstance(dataset, ReplayBuffer):
         steps = dataset[:]
     is_tensordict = isinstance(steps, TensorDictBase)
@@ -350,6 +351,7 @@ class _Loader:
     def __init__(
         self, format: TrajectoryFormat, drop_unfinished: bool, indices: bool | None
     ) -> None:
+        _check_format(format)
         self._format = format
         self._drop_unfinished = drop_unfinished
         self._indices = indices
@@ -469,10 +471,26 @@ def _naming(name: str) -> Iterator[None]:
         ) from error
 
 
+def _check_format(format: Any) -> None:
+    """Raise unless the format of an environment was given, rather than an environment."""
+    is_format = isinstance(format, TrajectoryFormat)
+    remedy = "pass format=TrajectoryFormat(env)"
+    require("data", "format", type(format), is_format, "be a TrajectoryFormat", remedy=remedy)
+
+
+def _texts(path: Paths) -> list[str]:
+    """Return one path, or a list of them, as a list of texts."""
+    paths = [path] if isinstance(path, str | os.PathLike) else path
+    is_list = isinstance(paths, Sequence) and not isinstance(paths, bytes)
+    fits = is_list and all(isinstance(each, str | os.PathLike) for each in paths)
+    require("data", "path", path, fits, "be a path or a list of paths")
+    return [os.fspath(each) for each in paths]
+
+
 def _matching(path: Paths) -> list[Path]:
     """Return the files or folders that paths and patterns match, in order; at least one each."""
     found: list[Path] = []
-    for pattern in [path] if isinstance(path, str) else path:
+    for pattern in _texts(path):
         name = os.path.expanduser(pattern)
         # A name may hold the characters of patterns.
         names = [name] if os.path.lexists(name) else sorted(glob.glob(name))

@@ -8,9 +8,7 @@ interrupted, the checksum of the weights does not match and the folder does not 
 
 import hashlib
 import json
-import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from yamame.deploy.card import model_card
 from yamame.deploy.interface import Interface
 from yamame.deploy.saved import SavedAgent
 from yamame.files.atomic import (
-    TEMPORARY_SUFFIX,
     atomic_writer,
     flush_folder,
     json_safe,
@@ -31,7 +28,7 @@ from yamame.files.atomic import (
     write_json,
 )
 from yamame.files.identity import BOOKKEEPING
-from yamame.files.paths import check_tree, read_regular
+from yamame.files.paths import check_tree, new_folder, read_regular
 from yamame.files.schema import SchemaError, check_form
 from yamame.system.installed import version_of
 from yamame.system.messages import format_value, one_line
@@ -82,14 +79,9 @@ def write_folder(saved: SavedAgent, folder: Path) -> Path:
     # A new folder is written beside its place and renamed, so that it is never incomplete.
     parent = folder.absolute().parent
     make_folder(parent)
-    scratch = parent / f".{folder.name}.{os.getpid()}{TEMPORARY_SUFFIX}"
-    try:
-        scratch.mkdir()
+    with new_folder(folder) as scratch:
         _write(saved, scratch, folder)
-        scratch.rename(folder)  # replaces an empty folder as well
-        flush_folder(parent)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    flush_folder(parent)
     return folder
 
 

@@ -5,7 +5,8 @@ A run directory, a data set or a store can come from a stranger. A link in it, o
 would make it wait forever. All such paths are checked and opened here:
 
 - `open_regular` opens one file, and refuses links, pipes and devices; `read_regular` reads it;
-- `create_file` makes a new file, and follows nothing that lies at its path;
+- `create_file` makes a new file, and follows nothing that lies at its path; `new_folder` makes a
+  folder that appears when it is complete;
 - `inside` resolves a name that a file gives, and refuses what lies outside of its folder;
 - `typed_file` resolves the name of a file that the user gives;
 - `check_tree` looks at all that is in a folder.
@@ -14,12 +15,17 @@ The folder itself, and what is above it, were typed by the user and may be links
 """
 
 import contextlib
+import errno
 import os
+import shutil
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from yamame.checks import UsageError
+from yamame.system.messages import shortened
 
 _READ_ONLY = os.O_RDONLY
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe returns at once
@@ -163,6 +169,28 @@ def create_file(path: str | Path) -> IO[bytes]:
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Make a folder that takes its place at ``path`` when the block ends without an error.
+
+    It may replace an empty folder. It is made beside ``path``, whose parent must exist, in a hidden
+    folder that is deleted at the end; that of a process that was killed stays, and can be deleted.
+
+    Yields:
+        The folder to write to.
+    """
+    # Of a random name: threads of one process, and processes of several machines, may do the same.
+    scratch = tempfile.mkdtemp(prefix=".", suffix=".partial", dir=path.absolute().parent)
+    try:
+        # The outer folder is closed to other users, which this one should not be.
+        folder = Path(scratch, "new")
+        folder.mkdir()
+        yield folder
+        folder.rename(path)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
 def inside(home: str | Path, name: str | Path) -> Path:
     """Return the path of a file or folder that a file names, relative to ``home``.
 
@@ -173,19 +201,36 @@ def inside(home: str | Path, name: str | Path) -> Path:
         name: Relative path.
 
     Raises:
-        UnsafePathError: The name is absolute or empty, leads out of ``home``, holds a NUL, or one
-            of its parts is a link.
+        UnsafePathError: The name is absolute or empty, leads out of ``home``, holds a NUL or is no
+            UTF-8, is too long, or one of its parts is a link or lies below a file.
     """
     text = os.fspath(name)
     parts = Path(text).parts if "\0" not in text else ()
     if not parts or Path(text).is_absolute() or ".." in parts:
-        raise UnsafePathError(text, f"it must be the name of a file in {home}")
+        raise UnsafePathError(shortened(text), f"it must be the name of a file in {home}")
     path = Path(home)
     for part in parts:
         path = path / part
-        if path.is_symlink():
+        try:
+            is_link = stat.S_ISLNK(os.lstat(path).st_mode)
+        except FileNotFoundError:
+            is_link = False
+        except (NotADirectoryError, UnicodeEncodeError) as error:
+            raise _impossible(path) from error
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise _impossible(path) from error
+        if is_link:
             raise UnsafePathError(path, "it is a link")
     return path
+
+
+def _impossible(path: Path) -> UnsafePathError:
+    """Return the error of a path that no file can have."""
+    reason = "it lies below a file, is too long or is no UTF-8"
+    remedy = "restore the file that gives this name from a copy"
+    return UnsafePathError(shortened(str(path)), reason, remedy)
 
 
 def typed_file(path: str | Path) -> Path:

@@ -125,7 +125,11 @@ def _columns(
     """
     inputs = inputs_from_spec(interface.observation_spec, batch_dims=0)
     entries = {_name(key): key for key in inputs if key not in CONTEXT}
-    wanted = arguments["FFTstepEncoder.specify_obs_keys"]
+    name = "FFTstepEncoder.specify_obs_keys"
+    wanted = arguments[name]
+    is_list = isinstance(wanted, list | tuple) and all(type(key) in (str, int) for key in wanted)
+    if wanted is not None and not is_list:
+        raise arguments.refuse(name, "be null or a list of names of observations")
     names = sorted(entries if wanted is None else map(str, wanted))
     unknown = [name for name in names if name not in entries]
     _require_env(not unknown, f"have the observations {unknown} of FFTstepEncoder.specify_obs_keys")

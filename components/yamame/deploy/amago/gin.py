@@ -1,7 +1,8 @@
 """AMAGO's ``config.txt``: the arguments of its classes, as the library gin has written them.
 
 A line is ``Class.argument = value``, with a Python literal or a reference (``@Class``) as value; a
-value may go on over indented lines. Nothing is evaluated but literals.
+value may go on over indented lines. Nothing is evaluated but literals. Bindings of a scope
+(``scope/Class.argument``), which hold within it alone, are not read.
 """
 
 import ast
@@ -14,7 +15,7 @@ from typing import Any
 from yamame.checks import UsageError
 from yamame.files.config import flatten
 from yamame.files.paths import read_regular
-from yamame.system.messages import printable
+from yamame.system.messages import print_stderr, printable, shortened
 
 MOST_BYTES = 2**18
 """Largest size of a file; that of an ordinary run has 5 KB."""
@@ -65,6 +66,7 @@ def parse_gin(text: str, name: str) -> dict[str, Any]:
     {'Agent.gamma': 0.9, 'Actor.kind': @Beta, 'M.list': [1, 2]}
     """
     values: dict[str, Any] = {}
+    scoped: list[str] = []
     for statement in _statements(text):
         if statement.startswith(("import ", "from ", "include ")):
             continue
@@ -73,7 +75,12 @@ def parse_gin(text: str, name: str) -> dict[str, Any]:
             shown = printable(statement[:60])
             raise UsageError(f"{name}: must hold lines 'Class.argument = value', got {shown}")
         target, value = matched.groups()
-        values[_short(target)] = _value(value)
+        if "/" in target:
+            scoped.append(target)
+        else:
+            values[_short(target)] = _value(value)
+    if scoped:
+        print_stderr(f"{name}: bindings of scopes are ignored: {shortened(', '.join(scoped))}")
     return values
 
 
@@ -115,8 +122,8 @@ def _statements(text: str) -> list[str]:
 
 
 def _short(name: str) -> str:
-    """Return ``Class.argument`` of a name with modules or scopes before it."""
-    return ".".join(re.split(r"[./]", name)[-2:])
+    """Return ``Class.argument`` of a name with modules before it."""
+    return ".".join(name.split(".")[-2:])
 
 
 def _value(text: str) -> Any:
