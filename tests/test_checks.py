@@ -79,11 +79,11 @@ def test_a_value_outside_of_its_bounds_is_named(cls, arguments, name, value):
 
 @pytest.mark.parametrize("value", [True, "3", None.__class__])
 def test_what_is_no_number_is_told_that_it_should_be_one(value):
-    with pytest.raises(ArgumentError, match="size must be a whole number of at least 1, got"):
+    with pytest.raises(ArgumentError, match="size must be a whole number and be at least 1, got"):
         Layer(value)
-    with pytest.raises(ArgumentError, match=r"dropout must be a number in \[0, 1\], got"):
+    with pytest.raises(ArgumentError, match=r"dropout must be a number and be in \[0, 1\], got"):
         Layer(1, dropout=value)
-    with pytest.raises(ArgumentError, match="limit must be a number above 0, got"):
+    with pytest.raises(ArgumentError, match="limit must be a number and be positive, got"):
         Layer(1, limit=value)
 
 

@@ -489,9 +489,9 @@ def check_bounds(function: Function) -> Function:
                 continue
             is_number = isinstance(value, Real) and not isinstance(value, bool)
             if not is_number:
-                rest = bounds.condition[3:].replace("positive", "above 0").replace("at ", "of at ")
                 noun = "whole number" if kind is int else "number"
-                raise ArgumentError(owner, name, value, f"be a {noun} {rest}")
+                condition = f"be a {noun} and {bounds.condition}"
+                raise ArgumentError(owner, name, value, condition)
             require(owner, name, value, bounds.contain(value), bounds.condition)
             # Counts such as 1e6 are floats, and whole.
             require(owner, name, value, kind is not int or value % 1 == 0, "be an integer")
