@@ -86,3 +86,9 @@ def test_the_feature_of_a_discount_factor_may_be_that_of_float32():
     difference = float((exact[1] - rounded[1]).abs())
     # One unit of float32 beside 1, 6e-8, is a thousandth of 1 - gamma.
     assert 1e-5 < difference < 1e-3
+
+
+def test_a_context_of_another_size_is_refused():
+    actor = ActorHead(8, action_space=BOX, num_gammas=2)
+    with pytest.raises(ValueError, match=r"end in 8, the in_features .*got \(3, 9\)"):
+        actor(torch.zeros(3, 9))

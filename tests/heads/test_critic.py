@@ -307,3 +307,12 @@ def test_a_copy_values_alike_until_one_of_the_two_moves():
 def test_impossible_sizes_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_a_context_of_another_size_is_refused():
+    for size in (D - 1, D + 1):
+        context = torch.zeros(3, size)
+        with pytest.raises(ValueError, match=f"end in {D}, the in_features .*got .3, {size}."):
+            state_action()(context)
+        with pytest.raises(ValueError, match=f"end in {D}, the in_features .*got .3, {size}."):
+            action_input()(context, torch.zeros(3, G, A))

@@ -599,6 +599,16 @@ def test_features_of_another_dtype_than_the_weights_are_refused(name: str) -> No
 
 
 @every
+def test_features_of_another_size_are_refused(name: str) -> None:
+    encoder = MAKE[name]().eval()
+    batch = TensorDict({"features": torch.randn(2, 6, 5)}, [2, 6])
+    step = rows(2, start=True).set("features", torch.randn(2, 5))
+    for run, wrong in ((sequence, batch), (context, step)):
+        with pytest.raises(ValueError, match=r"must end in 3, the in_features of the encoder"):
+            run(encoder, wrong)
+
+
+@every
 def test_keys_are_an_object(name: str) -> None:
     with pytest.raises(ValueError, match=r"keys must be TrajectoryKeys.*got 'memory'"):
         MAKE[name](keys="memory")

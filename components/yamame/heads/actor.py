@@ -12,7 +12,7 @@ from yamame.checks import (
     check_bounds,
     require_activation,
 )
-from yamame.heads.ensemble import full_precision_output
+from yamame.heads.ensemble import check_context, full_precision_output
 
 
 class ActorHead(nn.Module):
@@ -53,6 +53,7 @@ class ActorHead(nn.Module):
         activation: Activation = "leaky_relu",
     ) -> None:
         super().__init__()
+        self.in_features = in_features
         self.action_space = action_space
         self.num_gammas = num_gammas
         self.mlp = MLP(
@@ -67,5 +68,6 @@ class ActorHead(nn.Module):
 
     def forward(self, context: Tensor) -> Tensor:
         """Map a context ``[*, D]`` to policy parameters ``[*, G, P]``, float32 under autocast."""
+        check_context(type(self).__name__, context, self.in_features)
         params = full_precision_output(self.mlp, context)
         return params.unflatten(-1, (self.num_gammas, self.action_space.num_params))

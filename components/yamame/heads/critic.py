@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from yamame.actions.spaces import ActionSpace
 from yamame.checks import Activation, NonNegativeInt, NumLayers, PositiveInt, check_bounds, require
-from yamame.heads.ensemble import EnsembleMLP
+from yamame.heads.ensemble import EnsembleMLP, check_context
 
 _ACTION_LIMIT = 0.999
 """Largest action that critics read: the ends of squashed actions are rarely sampled."""
@@ -53,6 +53,7 @@ class StateActionCritic(nn.Module):
         activation: Activation = "leaky_relu",
     ) -> None:
         super().__init__()
+        self.in_features = in_features
         self.num_critics = num_critics
         self.num_actions = num_actions
         self.num_gammas = num_gammas
@@ -69,6 +70,7 @@ class StateActionCritic(nn.Module):
 
     def forward(self, context: Tensor) -> Tensor:
         """Map a context ``[*, D]`` to raw values ``[*, C, A, G, O]``."""
+        check_context(type(self).__name__, context, self.in_features)
         return self.ensemble(context).unflatten(-1, self.out_shape)
 
 
@@ -115,6 +117,7 @@ class ActionInputCritic(nn.Module):
         round_gammas: bool = False,
     ) -> None:
         super().__init__()
+        self.in_features = in_features
         self.num_critics = num_critics
         self.num_gammas = len(gammas)
         self.num_outputs = num_outputs
@@ -141,6 +144,7 @@ class ActionInputCritic(nn.Module):
         The actions may have more leading dimensions than the context, for several samples; the
         values have them as well.
         """
+        check_context(type(self).__name__, context, self.in_features)
         # The value is clipped and the gradient is not: straight-through actions lie at 1, and a
         # clipped gradient would not reach the actor.
         clipped = action.clamp(-_ACTION_LIMIT, _ACTION_LIMIT)

@@ -8,7 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from yamame.checks import Activation, NumLayers, PositiveInt, check_bounds, require_activation
+from yamame.checks import (
+    Activation,
+    NumLayers,
+    PositiveInt,
+    check_bounds,
+    require,
+    require_activation,
+)
 
 
 class EnsembleLinear(nn.Module):
@@ -135,3 +142,15 @@ class EnsembleMLP(nn.Module):
             hidden = activation(first.forward_shared(shared, x)).flatten(1, -2)
         out = full_precision_output(layers, hidden)  # [C, N, out]
         return out.view(self.num_members, *x.shape[:-1], out.shape[-1]).movedim(0, -2)
+
+
+def check_context(owner: str, context: Tensor, in_features: int) -> None:
+    """Raise unless a context has the size that a head reads.
+
+    Raises:
+        ArgumentError: Its last dimension has another size.
+    """
+    shape = tuple(context.shape)
+    fits = shape[-1:] == (in_features,)
+    condition = f"end in {in_features}, the in_features of the head"
+    require(owner, "shape of the context", shape, fits, condition)

@@ -159,17 +159,17 @@ def count_segments(starts: Tensor) -> int | None:
     return int(starts.sum())
 
 
-def read_features(encoder: nn.Module, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+def read_features(encoder: Any, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
     """Return the features of a batch.
 
     Args:
-        encoder: Encoder that reads them.
+        encoder: Trajectory encoder that reads them.
         tensordict: Batch.
         key: Key of the features.
 
     Raises:
-        ArgumentError: The batch is no TensorDict, or its features have another dtype than the
-            weights, without autocast.
+        ArgumentError: The batch is no TensorDict, or its features have another size than
+            ``encoder.in_features``, or another dtype than the weights, without autocast.
         ValueError: It has no such entry, or one of integers.
     """
     owner = type(encoder).__name__
@@ -180,6 +180,9 @@ def read_features(encoder: nn.Module, tensordict: TensorDictBase, key: NestedKey
         raise ValueError(f"{owner}: a batch must have features under {key!r}, got {present}")
     if not features.is_floating_point():
         raise ValueError(f"{owner}: features {key!r} must be floats, got {features.dtype}")
+    shape, size = tuple(features.shape), encoder.in_features
+    condition = f"end in {size}, the in_features of the encoder"
+    require(owner, f"shape of features {key!r}", shape, shape[-1:] == (size,), condition)
     first = next(encoder.parameters(), None)
     if first is not None and first.dtype != features.dtype:
         _check_dtype(encoder, features, key)
