@@ -183,8 +183,14 @@ def test_what_an_evaluation_gave_stays_on_the_screen(stream):
     bar.on_evaluate(
         run, EvaluationResult(returns, torch.tensor([3, 4]), both, returns[:, None], success=both)
     )
+    trials = torch.tensor([[0.0, 0.5], [0.5, 0.5]], dtype=torch.float64)
+    bar.on_evaluate(
+        run, EvaluationResult(returns, torch.tensor([3, 4]), both, trials, success=both)
+    )
     run.exits.close()
-    assert "evaluation after 1,024 steps: success 1.000 [0.342, 1.000]" in stream.getvalue()
+    line = "evaluation after 1,024 steps: success 1.000 [0.342, 1.000]"
+    assert f"{line} (2 episodes" in stream.getvalue()
+    assert f"{line}, return per trial 0.250 0.500 (2 episodes" in stream.getvalue()
 
 
 def test_a_terminal_gets_a_bar_until_the_run_is_over():

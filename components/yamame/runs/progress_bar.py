@@ -23,6 +23,8 @@ from yamame.training.progress import RECENT
 
 _FEWEST = 10
 """Episodes that must have ended before their mean is shown."""
+_MOST_TRIALS = 12
+"""Trials of an episode whose returns are shown in a line."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,11 @@ class ProgressBar(Callback):
         interval = with_width(summary[f"{name}_low"], summary[f"{name}_high"])
         if interval is not None:
             value = f"{value} [{interval[0]:.3f}, {interval[1]:.3f}]"
+
+        trials = [summary[key] for key in summary if key.startswith("return_mean_trial_")]
+        if 1 < len(trials) <= _MOST_TRIALS:
+            # Success is that of the last one.
+            value = f"{value}, return per trial {' '.join(format(mean, '.3f') for mean in trials)}"
 
         unit = "steps" if run.progress.unit == "env_steps" else "updates"
         about = described(result.returns.numel(), result.num_tasks)
