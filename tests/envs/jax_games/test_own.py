@@ -270,6 +270,43 @@ def test_settings_that_compare_equal_and_are_different_are_different_games(game)
         assert rewards == expected
 
 
+OPERATION = """
+import jax
+import jax.numpy as jnp
+
+OPERATIONS = {
+    "int8": lambda value: value.astype(jnp.int8),
+    "int16": lambda value: value.astype(jnp.int16),
+    "away": lambda value: jax.lax.round(value, jax.lax.RoundingMethod.AWAY_FROM_ZERO),
+    "even": lambda value: jax.lax.round(value, jax.lax.RoundingMethod.TO_NEAREST_EVEN),
+    "clipped": lambda value: jnp.arange(3.0).at[value.astype(int)].get(mode="clip"),
+    "filled": lambda value: jnp.arange(3.0).at[value.astype(int)].get(mode="fill", fill_value=9),
+    "two": lambda value: jnp.tile(value[None], 2).sum(),
+    "three": lambda value: jnp.tile(value[None], 3).sum(),
+}
+
+class Operation:
+    num_actions = 2
+
+    def __init__(self, name):
+        self.operation = OPERATIONS[name]
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), jnp.float32(200.5)
+
+    def step_env(self, key, state, action, params):
+        return jnp.zeros(1), state, self.operation(state).astype(jnp.float32), False, {}
+"""
+
+
+def test_operations_that_differ_in_a_parameter_alone_are_different_games(game):
+    game(OPERATION)
+    rewards = {"int8": 127, "int16": 200, "away": 201, "even": 200}
+    rewards |= {"clipped": 2, "filled": 9, "two": 401, "three": 601.5}
+    for name, reward in rewards.items():
+        assert first_reward(id="mylab:Operation", settings={"name": name}) == reward, name
+
+
 def test_a_game_whose_values_were_changed_is_another_game(game):
     game(KIND)
     module = import_module("mylab")
