@@ -1,6 +1,7 @@
 """TorchRL environment of games written in JAX."""
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -462,7 +463,11 @@ def _located(text: str, owner: str, name: str) -> Any:
         missing = missing_extra(error, owner)
         if missing is not None:
             raise missing from error
-        raise ArgumentError(owner, name, text, condition, remedy=one_line(error)) from error
+        reason = one_line(error)
+        if isinstance(error, AttributeError):
+            close = get_close_matches(str(error.name), dir(error.obj), n=1)
+            reason += "".join(f", did you mean {each}?" for each in close)
+        raise ArgumentError(owner, name, text, condition, remedy=reason) from error
     is_own = isinstance(found, Game) or is_of_package(found, package)
     require(owner, name, text, is_own, f"name a class or function of {package}")
     return found

@@ -185,6 +185,12 @@ def test_a_method_without_a_key_has_the_name_of_the_user(game):
         JaxEnv(id="mylab:Recall", tasks="own")
 
 
+def test_an_id_with_a_typing_error_has_a_suggestion(game):
+    game(RECALL)
+    with pytest.raises(ArgumentError, match=r"no attribute 'Recal', did you mean Recall\?"):
+        JaxEnv(id="mylab:Recal")
+
+
 @pytest.mark.parametrize(("id", "meant"), [("mylab.Recall", "mylab:Recall"), ("a.b.C", "a.b:C")])
 def test_an_id_with_a_point_in_place_of_a_colon_has_a_suggestion(game, id, meant):
     game(RECALL)
