@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Annotated, Any
 
-from yamame.cli.sections import Config, Section, Verbatim
+from yamame.cli.sections import LARGEST_INTEGER, Config, Section, Verbatim
 from yamame.cli.validation import fields_of, is_section
 
 _QUOTED_OR_NESTED = ("'", '"', "{", "null", "???")
@@ -69,7 +69,8 @@ def ease(arguments: Sequence[str], model: type[Config] | None) -> list[str]:
 
 def _integer(number: re.Match[str]) -> str:
     value = Decimal(number.group())
-    return str(int(value)) if value == int(value) else number.group()
+    is_integer = value == int(value) and value <= LARGEST_INTEGER
+    return str(int(value)) if is_integer else number.group()
 
 
 def verbatim_keys(model: type[Section], prefix: str = "") -> Iterator[str]:
