@@ -6,6 +6,7 @@ compiled program. Without this check, every process would play another game in s
 
 import contextlib
 import os
+import random
 import re
 import sys
 import time
@@ -35,10 +36,12 @@ NOT_REPEATABLE = (
     "it is another game each time it is made: draw random numbers of its constructor from a fixed "
     "seed, such as one of env.settings"
 )
-_MOST_TRACES = 4
+_TRACES = 4
 """Number of times that functions are traced again, as a few random numbers can be equal."""
+_MOST_TRACES = 24
+"""The same for functions that use the global generators of NumPy or Python."""
 _SECONDS = 2.0
-"""Time after which functions are not traced again, but once."""
+"""CPU time after which functions are not traced again, but once."""
 _ADDRESS = re.compile("0x[0-9a-f]+")
 _contexts = count()
 
@@ -73,8 +76,9 @@ def check_again(
     Raises:
         UserCodeError: Two programs differ.
     """
-    start = time.monotonic()
-    for _ in range(_MOST_TRACES):
+    start = time.process_time()
+    for number in range(1, _MOST_TRACES + 1):
+        before = _random_states()
         with _without_caches():
             others = again()
         for what, other in others.items():
@@ -83,7 +87,10 @@ def check_again(
                 result = different_result(traces[what], other)
                 which = f"; its {result} differs" if result else ""
                 raise UserCodeError(what, reason + which, *place_of(found))
-        if time.monotonic() - start > _SECONDS:
+        is_random = _random_states() != before
+        if number >= (_MOST_TRACES if is_random else _TRACES):
+            return
+        if time.process_time() - start > _SECONDS:
             return
 
 
@@ -226,6 +233,12 @@ def _lines_of_game(trace: TracebackType) -> list[tuple[str, int]]:
         if not is_python and not file.startswith(jax):
             places.append((file, line))
     return places
+
+
+def _random_states() -> tuple[Any, ...]:
+    """Return the states of the global generators of NumPy and Python."""
+    _, words, place, *_ = np.random.get_state()
+    return np.asarray(words).tobytes(), place, random.getstate()
 
 
 @cache
