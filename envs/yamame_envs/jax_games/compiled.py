@@ -1,15 +1,15 @@
 """Compiled functions of games, which a process keeps, so that it compiles a game once."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from yamame_envs.jax_games.purity import is_same
 from yamame_envs.jax_games.runtime import load_jax
 from yamame_envs.jax_games.traces import Trace
 
 _MOST_GAMES = 16
 """Games whose functions a process keeps; the oldest are compiled again."""
-_kept: list["Compiled"] = []
+_kept: dict[Hashable, "Compiled"] = {}
 
 
 class Compiled:
@@ -31,7 +31,6 @@ class Compiled:
             begun, fault = jax.vmap(begin)(words, attempts, tasks)
             return jax.tree.map(lambda old, new: old.at[rows].set(new), queue, begun), fault
 
-        self.traces = (draw, begin, move)
         self.draw: Callable[..., Any] = jax.jit(jax.vmap(draw)) if draw is not None else _no_tasks
         self.refill: Callable[..., Any] = jax.jit(refill)
         self.place: Callable[..., Any] = jax.jit(_place)
@@ -41,14 +40,44 @@ class Compiled:
 
 def compiled_of(draw: Trace | None, begin: Trace, move: Trace) -> Compiled:
     """Return the functions of a game, those of an earlier game if its programs are the same."""
-    new = Compiled(draw, begin, move)
-    for old in _kept:
-        pairs = zip(old.traces, new.traces, strict=True)
-        if all(is_same(*pair) for pair in pairs):
-            return old
-    _kept.append(new)
-    del _kept[:-_MOST_GAMES]
-    return new
+    key = tuple(None if trace is None else _key_of(trace) for trace in (draw, begin, move))
+    if key not in _kept:
+        if len(_kept) >= _MOST_GAMES:
+            del _kept[next(iter(_kept))]
+        _kept[key] = Compiled(draw, begin, move)
+    return _kept[key]
+
+
+def _key_of(trace: Trace) -> Hashable:
+    """Return what decides a function: what the compiler gets for two envs, and its structures.
+
+    Functions that call Python are told apart by the addresses of what they call.
+    """
+    jax = load_jax()
+
+    def of_two(shape: Any) -> Any:
+        return jax.ShapeDtypeStruct((2, *shape.shape), shape.dtype)
+
+    arguments = jax.tree.map(of_two, trace.arguments)
+    lowered = jax.jit(jax.vmap(trace)).lower(*arguments)
+    # Structures hold classes, and values such as static fields of dataclasses.
+    structure = jax.tree.structure((trace.arguments, trace.shapes))
+    text = f"{structure}{lowered.as_text()}"
+    return structure, hashlib.sha256(text.encode()).hexdigest()
+
+
+def text_of(settings: Any) -> str | None:
+    """Return a text of the settings of a game, and of those of JAX; None if objects are in them."""
+    known = sorted(load_jax().config.values.items())
+    return f"{settings!r} {known!r}" if _is_plain(settings) else None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return _is_plain([*value.keys(), *value.values()])
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _no_tasks(*_: Any) -> Any:

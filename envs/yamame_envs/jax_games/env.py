@@ -27,6 +27,7 @@ from yamame.transforms import context_values
 from yamame_envs.adapters.extras import missing_extra
 from yamame_envs.adapters.specs import action_spec, observation_specs
 from yamame_envs.context import ContextEnv
+from yamame_envs.jax_games.compiled import text_of
 from yamame_envs.jax_games.game import Game
 from yamame_envs.jax_games.libraries import EXTRAS, LIBRARIES, library_game, own_game
 from yamame_envs.jax_games.programs import Hook, Programs
@@ -41,6 +42,8 @@ _PROBED_TASKS = 64
 _NOT_OWN = ("popgym", "yamame", "yamame_envs")
 """Packages in which no game of a user is found: ids may name some of them without trust."""
 _STATE = ("streams", "episodes", "seeds", "attempts")
+_programs: dict[str | None, Programs] = {}
+"""Programs of games of libraries, by their settings."""
 
 
 class JaxEnv(ContextEnv):
@@ -169,8 +172,15 @@ class JaxEnv(ContextEnv):
                 return own_game(made, settings, draw, self.label)
 
         try:
+            # Games of libraries are what their settings say: they need not be traced again.
+            given = [source, dict(settings), draw, success]
+            key = text_of(given) if library in LIBRARIES else None
+            if key in _programs:
+                return _programs[key]
             programs = Programs(make(), success=success, owner=self.label)
             programs.check_pure(checked, make if is_remade else None)
+            if key is not None:
+                _programs[key] = programs
             return programs
         except (TypeError, ValueError, AttributeError, LookupError) as error:
             draws = callable(draw)

@@ -131,6 +131,7 @@ class Programs:
             if game.draw_task is not None:
                 check_takes(owner, self._hook("draw_task"), game.draw_task, "key")
                 task = self._trace("draw_task", self._draw_words, word)
+                require(owner, "task", task, bool(jax.tree.leaves(task)), "hold an array")
                 check_real(owner, "task", task)
             observation, state = self._trace("reset", self._raw_reset, word, task)
             self.spaces = spaces_of(game, observation, owner)

@@ -11,8 +11,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
-from itertools import count
 from traceback import walk_tb
 from types import TracebackType
 from typing import Any
@@ -43,11 +41,10 @@ _MOST_TRACES = 24
 _SECONDS = 2.0
 """CPU time after which functions are not traced again, but once."""
 _ADDRESS = re.compile("0x[0-9a-f]+")
-_contexts = count()
 
 
 def check_kept(what: str, trace: Trace) -> None:
-    """Raise if a program reads a traced value of another one, which the game has kept.
+    """Raise if a program reads a traced value, or a reference, which the game has kept.
 
     Raises:
         UserCodeError: It does.
@@ -56,7 +53,8 @@ def check_kept(what: str, trace: Trace) -> None:
     program = trace.program
     kept = []
     for name, value in zip(program.jaxpr.constvars, program.consts, strict=True):
-        if isinstance(value, tracer):
+        has_values = hasattr(value, "__array__") or is_key(value)
+        if isinstance(value, tracer) or not has_values:
             kept.append(name)
     if kept:
         readers = [one for one in program.jaxpr.eqns if set(kept) & set(_names(one.invars))]
@@ -79,8 +77,7 @@ def check_again(
     start = time.process_time()
     for number in range(1, _MOST_TRACES + 1):
         before = _random_states()
-        with _without_caches():
-            others = again()
+        others = again()
         for what, other in others.items():
             found = difference(traces[what].program, other.program)
             if found is not None:
@@ -92,20 +89,6 @@ def check_again(
             return
         if time.process_time() - start > _SECONDS:
             return
-
-
-def is_same(first: Trace | None, second: Trace | None) -> bool:
-    """Return whether two functions compute the same. None is the same as None alone.
-
-    Functions that call Python while they run are never the same.
-    """
-    if first is None or second is None:
-        return first is second
-    structure = load_jax().tree.structure
-    if structure(first.shapes) != structure(second.shapes) or first.callbacks():
-        return False
-    inputs = [_kinds(trace.program.jaxpr.invars) for trace in (first, second)]
-    return inputs[0] == inputs[1] and difference(first.program, second.program) is None
 
 
 def different_result(first: Trace, second: Trace) -> str | None:
@@ -168,7 +151,8 @@ def _compare(one: Any, other: Any) -> list[Any] | None:
         found = (_compare(*pair) for pair in zip(one, other, strict=True))
         return next((place for place in found if place is not None), None)
     if hasattr(one, "dtype") and hasattr(one, "shape"):
-        is_same = hasattr(other, "dtype") and _contents(one) == _contents(other)
+        is_array = hasattr(other, "dtype") and hasattr(other, "shape")
+        is_same = is_array and _contents(one) == _contents(other)
     elif isinstance(one, type):
         is_same = False
     else:
@@ -239,22 +223,3 @@ def _random_states() -> tuple[Any, ...]:
     """Return the states of the global generators of NumPy and Python."""
     _, words, place, *_ = np.random.get_state()
     return np.asarray(words).tobytes(), place, random.getstate()
-
-
-@cache
-def _user_context() -> Any:
-    """Return a context of JAX; one alone, because JAX keeps each of them."""
-    jax = load_jax()
-    return jax.make_user_context(None) if hasattr(jax, "make_user_context") else None
-
-
-def _without_caches() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which nested calls of ``jax.jit`` are traced again.
-
-    Without such a context, in earlier versions of JAX, nested functions are not traced again.
-    """
-    context = _user_context()
-    if context is None:
-        return contextlib.nullcontext()
-    afresh: contextlib.AbstractContextManager[Any] = context(next(_contexts))
-    return afresh

@@ -46,6 +46,9 @@ def spaces_of(game: Game, observation: Any, owner: str) -> Spaces:
     action = read_actions(action_space, owner=owner)
     is_simple = action.tree == 0
     require(owner, "action_space", game.action_space, is_simple, "be one space, no Dict or Tuple")
+    part = action.parts[0]
+    fits = part.is_box or bool(np.all(np.abs(part.low) < 2**31))
+    require(owner, "action_space", game.action_space, fits, "have choices of 32 bits")
     return Spaces(entries, action)
 
 
@@ -210,5 +213,5 @@ def taken(action: ActionEntry, batch: Any) -> Any:
     jnp = load_numpy()
     part = action.parts[0]
     low = 0 if part.is_box else part.low.astype(np.int32)
-    dtype = part.dtype if part.is_box else jnp.int32
+    dtype = load_jax().dtypes.canonicalize_dtype(part.dtype) if part.is_box else jnp.int32
     return (jnp.asarray(batch) + low).reshape(part.shape).astype(dtype)

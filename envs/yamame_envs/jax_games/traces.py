@@ -1,9 +1,16 @@
 """Functions of a game as the operations that JAX has traced."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import count
 from typing import Any
 
+import numpy as np
+
 from yamame_envs.jax_games.runtime import jaxpr_as_function, load_jax
+
+_contexts = count()
 
 
 class Trace:
@@ -15,6 +22,7 @@ class Trace:
         parts: Names of the entries of its result, for messages.
 
     Attributes:
+        arguments: Shapes and dtypes of its arguments.
         program: Its operations.
         shapes: Shapes and dtypes of its result.
     """
@@ -24,16 +32,17 @@ class Trace:
     ) -> None:
         jax = load_jax()
         self._function = function
-        self._arguments = arguments
+        self.arguments = arguments
         self._parts = parts
 
         def traced(*given: Any) -> Any:
             # A new function, because JAX does not trace the same one again.
             return function(*given)
 
-        program, self.shapes = jax.make_jaxpr(traced, return_shape=True)(*arguments)
-        self.program = program
-        self._compute = jaxpr_as_function(program)
+        with _without_caches():
+            program, self.shapes = jax.make_jaxpr(traced, return_shape=True)(*arguments)
+        self.program = _with_own_constants(program)
+        self._compute = jaxpr_as_function(self.program)
 
     def __call__(self, *arguments: Any) -> Any:
         """Compute the function for arrays, of one game or of many by ``jax.vmap``.
@@ -55,7 +64,7 @@ class Trace:
 
     def again(self) -> "Trace":
         """Trace the function again."""
-        return Trace(self._function, *self._arguments, parts=self._parts)
+        return Trace(self._function, *self.arguments, parts=self._parts)
 
     def results(self) -> list[Any]:
         """Return the arrays of the result that are constants, and None for the others."""
@@ -76,8 +85,12 @@ class Trace:
 
     def callbacks(self) -> list[Any]:
         """Return the operations that call Python each time, such as ``jax.pure_callback``."""
-        names = ("pure_callback", "io_callback")
-        return [one for one in operations_of(self.program) if one.primitive.name in names]
+        operations = operations_of(self.program)
+        return [one for one in operations if _calls_python(one.primitive.name)]
+
+
+def _calls_python(name: str) -> bool:
+    return "callback" in name and not name.startswith("debug")
 
 
 def operations_of(program: Any) -> Iterator[Any]:
@@ -89,3 +102,48 @@ def operations_of(program: Any) -> Iterator[Any]:
             for part in value if isinstance(value, list | tuple) else [value]:
                 if hasattr(part, "eqns") or hasattr(part, "jaxpr"):
                     yield from operations_of(part)
+
+
+def _with_own_constants(program: Any) -> Any:
+    """Return a program with copies of NumPy's arrays, which the game could change in place."""
+    if hasattr(program, "consts"):
+        consts = [_copied(value) for value in program.consts]
+        return program.replace(jaxpr=_with_own_constants(program.jaxpr), consts=consts)
+    if hasattr(program, "eqns"):
+        operations = []
+        for one in program.eqns:
+            params = {name: _with_own_constants(value) for name, value in one.params.items()}
+            operations.append(one.replace(params=params))
+        return program.replace(eqns=operations)
+    if type(program) in (list, tuple):
+        return type(program)(map(_with_own_constants, program))
+    if isinstance(program, tuple) and hasattr(program, "_replace"):
+        return type(program)(*map(_with_own_constants, program))
+    return program
+
+
+def _copied(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    # JAX has a class of its own, which remembers weak types.
+    copy = np.array(value)
+    return copy if type(value) is np.ndarray else type(value)(copy, value.aval)
+
+
+@cache
+def _user_context() -> Any:
+    """Return a context of JAX; one alone, because JAX keeps each of them."""
+    jax = load_jax()
+    return jax.make_user_context(None) if hasattr(jax, "make_user_context") else None
+
+
+def _without_caches() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which nested calls of ``jax.jit`` are traced again.
+
+    Without such a context, in earlier versions of JAX, nested functions are not traced again.
+    """
+    context = _user_context()
+    if context is None:
+        return contextlib.nullcontext()
+    afresh: contextlib.AbstractContextManager[Any] = context(next(_contexts))
+    return afresh

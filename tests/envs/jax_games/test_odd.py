@@ -5,8 +5,9 @@ from functools import partial
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary
-from yamame.checks import UsageError
+from yamame.checks import ArgumentError, UsageError
 from yamame.system.messages import OutsideError
+from yamame.system.user_code import UserCodeError
 from yamame_envs import JaxEnv
 from yamame_envs.adapters.extras import MissingExtra
 from yamame_envs.jax_games import Game
@@ -210,3 +211,24 @@ def test_actions_of_spaces_with_an_offset_and_of_bits_arrive_as_the_space_has_th
         assert seen.min() >= low
         assert seen.max() <= high
         assert len(seen.unique()) > 1
+
+
+def test_choices_of_more_than_32_bits_are_refused():
+    with pytest.raises(ArgumentError, match="action_space must have choices of 32 bits"):
+        JaxEnv(id=game(action_space=Discrete(3, start=2**33)))
+
+
+@pytest.mark.parametrize("task", [None, {}])
+def test_a_task_without_arrays_is_refused(task):
+    with pytest.raises(ArgumentError, match="task must hold an array"):
+        JaxEnv(id=game(draw_task=lambda key: task))
+
+
+def test_a_reference_that_a_game_keeps_is_refused():
+    place = jax.new_ref(jnp.float32(1))
+
+    def step(key, state, action, task):
+        return state["place"], state, place[...], False, False, {}
+
+    with pytest.raises(UserCodeError, match=r"failed in step: .*return it in the state"):
+        JaxEnv(id=game(step=step))

@@ -1,11 +1,9 @@
 """Games of a user: laws, tasks, trials, ends, and errors of one line."""
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 
-import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Discrete
@@ -194,151 +192,6 @@ def test_held_out_tasks_are_the_same_with_any_number_of_envs(game):
         results.append(evaluate(policy, env, task_seeds=range(6)))
     assert (results[0].returns == results[1].returns).all()
     assert results[0].returns.std() > 0
-
-
-TABLE = """
-import jax.numpy as jnp
-
-class Table:
-    num_actions, max_steps = 2, 3
-
-    def __init__(self, table):
-        self.total = float(jnp.asarray(table).sum())
-
-    def reset_env(self, key, params):
-        return jnp.zeros(1), jnp.int32(0)
-
-    def step_env(self, key, state, action, params):
-        return jnp.zeros(1), state, self.total, False, {}
-"""
-
-
-KIND = """
-import jax.numpy as jnp
-
-BONUS = 0.0
-
-class Kind:
-    num_actions = 2
-    bonus = 0.0
-
-    def __init__(self, value=1):
-        self.value = value
-
-    def reset_env(self, key, params):
-        return jnp.zeros(1), jnp.int32(0)
-
-    def step_env(self, key, state, action, params):
-        value = getattr(self.value, "value", self.value)
-        if isinstance(value, (frozenset, list)):
-            value = next(iter(value))
-        kind = [bool, int, float].index(type(value)) + 1.0
-        return jnp.zeros(1), state, kind + self.bonus + BONUS, False, {}
-"""
-
-
-def test_settings_that_differ_in_one_number_of_an_array_are_different_games(game):
-    game(TABLE)
-    table = np.zeros(5000, np.float32)
-    other = table.copy()
-    other[2500] = 7
-    for settings, total in (({"table": table}, 0.0), ({"table": other}, 7.0)):
-        env = JaxEnv(id="mylab:Table", settings=settings)
-        step = env.step(env.reset().set("action", torch.zeros(1, dtype=torch.int64)))
-        assert step["next", "reward"].item() == total
-
-
-@dataclass(frozen=True)
-class Value:
-    value: object
-
-
-def first_reward(**options):
-    env = JaxEnv(**options)
-    step = env.step(env.reset().set("action", torch.zeros(1, dtype=torch.int64)))
-    return step["next", "reward"].item()
-
-
-def test_settings_that_compare_equal_and_are_different_are_different_games(game):
-    game(KIND)
-    kinds = [True, 1, 1.0]
-    expected = [1.0, 2.0, 3.0]
-    for wrap in (lambda value: value, Value, lambda value: frozenset({value})):
-        rewards = [
-            first_reward(id="mylab:Kind", settings={"value": wrap(value)}) for value in kinds
-        ]
-        assert rewards == expected
-
-
-OPERATION = """
-import jax
-import jax.numpy as jnp
-
-OPERATIONS = {
-    "int8": lambda value: value.astype(jnp.int8),
-    "int16": lambda value: value.astype(jnp.int16),
-    "away": lambda value: jax.lax.round(value, jax.lax.RoundingMethod.AWAY_FROM_ZERO),
-    "even": lambda value: jax.lax.round(value, jax.lax.RoundingMethod.TO_NEAREST_EVEN),
-    "clipped": lambda value: jnp.arange(3.0).at[value.astype(int)].get(mode="clip"),
-    "filled": lambda value: jnp.arange(3.0).at[value.astype(int)].get(mode="fill", fill_value=9),
-    "two": lambda value: jnp.tile(value[None], 2).sum(),
-    "three": lambda value: jnp.tile(value[None], 3).sum(),
-}
-
-class Operation:
-    num_actions = 2
-
-    def __init__(self, name):
-        self.operation = OPERATIONS[name]
-
-    def reset_env(self, key, params):
-        return jnp.zeros(1), jnp.float32(200.5)
-
-    def step_env(self, key, state, action, params):
-        return jnp.zeros(1), state, self.operation(state).astype(jnp.float32), False, {}
-"""
-
-
-def test_operations_that_differ_in_a_parameter_alone_are_different_games(game):
-    game(OPERATION)
-    rewards = {"int8": 127, "int16": 200, "away": 201, "even": 200}
-    rewards |= {"clipped": 2, "filled": 9, "two": 401, "three": 601.5}
-    for name, reward in rewards.items():
-        assert first_reward(id="mylab:Operation", settings={"name": name}) == reward, name
-
-
-def test_a_game_whose_values_were_changed_is_another_game(game):
-    game(KIND)
-    module = import_module("mylab")
-    made = partial(module.Kind)
-    assert [first_reward(id=made), first_reward(id=made)] == [2.0, 2.0]
-    module.Kind.bonus = 5.0
-    assert first_reward(id=made) == 7.0
-    module.BONUS = 10.0
-    assert first_reward(id=made) == 17.0
-    settings = {"value": [1.0]}
-    assert first_reward(id=made, settings=settings) == 18.0
-
-
-def test_a_game_that_is_changed_while_it_is_played_stays_as_it_was(game):
-    game(KIND)
-    module = import_module("mylab")
-    env = JaxEnv(id=module.Kind)
-    module.BONUS = 10.0
-    step = env.step(env.reset().set("action", torch.zeros(1, dtype=torch.int64)))
-    assert step["next", "reward"].item() == 2.0
-
-
-def test_equal_games_are_compiled_once(game, monkeypatch):
-    game(KIND)
-    lines = []
-    monkeypatch.setattr(
-        "yamame_envs.jax_games.programs.compiling", lambda line: lines.append(line) or nullcontext()
-    )
-    for count in range(2):
-        for num_envs in (3, 4):
-            JaxEnv(id="mylab:Kind", num_envs=num_envs).rollout(2)
-        assert sum("for 3 envs" in line for line in lines) == 2, count
 
 
 @dataclass
