@@ -1,6 +1,7 @@
 """Functions of a game as the operations that JAX has traced."""
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import count
@@ -105,20 +106,31 @@ def operations_of(program: Any) -> Iterator[Any]:
 
 
 def _with_own_constants(program: Any) -> Any:
-    """Return a program with copies of NumPy's arrays, which the game could change in place."""
+    """Return a program with copies of NumPy's arrays, which the game could change in place.
+
+    Programs without such arrays are returned as they are: JAX compiles a program that is called
+    twice once, as long as it is the same object.
+    """
     if hasattr(program, "consts"):
         consts = [_copied(value) for value in program.consts]
-        return program.replace(jaxpr=_with_own_constants(program.jaxpr), consts=consts)
+        inner = _with_own_constants(program.jaxpr)
+        is_same = inner is program.jaxpr and all(map(operator.is_, consts, program.consts))
+        return program if is_same else program.replace(jaxpr=inner, consts=consts)
     if hasattr(program, "eqns"):
         operations = []
         for one in program.eqns:
-            params = {name: _with_own_constants(value) for name, value in one.params.items()}
-            operations.append(one.replace(params=params))
-        return program.replace(eqns=operations)
-    if type(program) in (list, tuple):
-        return type(program)(map(_with_own_constants, program))
-    if isinstance(program, tuple) and hasattr(program, "_replace"):
-        return type(program)(*map(_with_own_constants, program))
+            values = _with_own_constants(tuple(one.params.values()))
+            is_same = all(map(operator.is_, values, one.params.values()))
+            params = dict(zip(one.params, values, strict=True))
+            operations.append(one if is_same else one.replace(params=params))
+        is_same = all(map(operator.is_, operations, program.eqns))
+        return program if is_same else program.replace(eqns=operations)
+    if isinstance(program, list | tuple):
+        parts = list(map(_with_own_constants, program))
+        if all(map(operator.is_, parts, program)):
+            return program
+        is_named = hasattr(program, "_replace")
+        return type(program)(*parts) if is_named else type(program)(parts)
     return program
 
 
@@ -126,8 +138,10 @@ def _copied(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     # JAX has a class of its own, which remembers weak types.
+    kind: Any = type(value)
+    weak = getattr(value, "aval", None)
     copy = np.array(value)
-    return copy if type(value) is np.ndarray else type(value)(copy, value.aval)
+    return copy if weak is None else kind(copy, weak)
 
 
 @cache
