@@ -176,7 +176,7 @@ def test_a_single_task_whatever_the_key_is_printed(game, capsys):
     [
         ("jax.random.randint(key, (), 3, 30)", r"tasks must draw a dictionary .*'memory_length'"),
         ('{"memory_length": jax.numpy.ones(3)}', r"tasks must draw values .*"),
-        ('{"memory_length": None}', r"tasks must draw values .*"),
+        ('{"memory_length": None}', r"task must hold an array, got .*"),
     ],
 )
 def test_tasks_that_a_library_cannot_play_are_one_line(game, tasks, message):
