@@ -410,7 +410,8 @@ class Programs:
                     self.game = game
         for trace in traces.values():
             for call in trace.callbacks()[:1]:
-                place = "".join(f" ({file}:{line})" for file, line in [place_of([call])] if file)
+                file, line = place_of([call])
+                place = f" ({file}:{line})" if file else ""
                 print_once(f"{self._owner}: {_CALLS_PYTHON.format(call.primitive.name)}{place}")
 
     def _example_action(self) -> Any:
