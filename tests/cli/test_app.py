@@ -185,7 +185,7 @@ def test_a_usage_error_of_the_recipe_is_one_line_but_other_errors_keep_their_tra
         raise ZeroDivisionError("a defect")
 
     calls, status, errors, _ = command(task=refuse)
-    assert (len(calls), status, errors) == (1, 2, "train: the run exists\n")
+    assert (len(calls), status, errors) == (1, 2, "train: the run\\nexists\n")
     with pytest.raises(ZeroDivisionError, match="a defect"):
         command(task=fail)
 

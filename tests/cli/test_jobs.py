@@ -93,7 +93,7 @@ TABLE = """\
 job  outcome  overrides  return or error
 0    ran      seed=0     0
 1    failed   seed=1     ZeroDivisionError: an unlucky seed
-2    failed   seed=2     size: must be odd
+2    failed   seed=2     size: must be\\nodd
 3    done     seed=3     0.25
 4    resumed  seed=4     0.4
 5    ran      seed=5     0.5

@@ -126,7 +126,7 @@ def test_data_that_changed_meanwhile_are_refused_on_resume(refusal, folder):
 @pytest.mark.parametrize(
     ("recipe", "arguments", "message"),
     [
-        ("offline", [], r"data.source.path: must be a string or a list, .*got null"),
+        ("offline", [], r"data.source.path: must be a string or PathLike or a list, .*got null"),
         ("offline", ["data=none"], r"data: must be given, got null; set data=runs"),
         (
             "offline",
