@@ -136,7 +136,7 @@ def test_a_job_that_fails_leaves_the_others_alone_and_a_table_says_what_became_o
     assert out.endswith(TABLE)
     if not launcher:  # what others print, pytest does not see
         assert "Traceback" in err
-        assert "train: job 2: size: must be odd\n" in err
+        assert "train: job 2: size: must be\\nodd\n" in err
         assert "runs/three is done" in err
     assert sorted(path.name for path in tmp_path.glob("*.done")) == ["0.done", "4.done", "5.done"]
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["multirun.yaml"]
