@@ -862,6 +862,7 @@ def test_on_a_gpu_recorded_and_ordinary_updates_train_alike(actions, autocast):
     assert learner._recorded.num_recordings == 2
     # The same kernels on the same draws; a gradient that is all rounding moves a weight
     # nevertheless, by any sign. In bfloat16 more of them are, and sums have no fixed order.
-    share = 0.01 if autocast == "null" else 0.05
+    share, tolerance = (0.01, 0.01) if autocast == "null" else (0.05, 0.2)
     assert (ends[1] - ends[0]).norm() < share * (ends[0] - start).norm()
-    torch.testing.assert_close(losses[1], losses[0], rtol=0.01, atol=0.01)
+    torch.testing.assert_close(losses[1], losses[0], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(losses[1][:6], losses[0][:6], rtol=0.02, atol=0.02)

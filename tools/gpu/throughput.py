@@ -94,15 +94,16 @@ def flops_of_sequence(job: Job, length: int, longest: str, halves: bool) -> floa
 
 
 def step(job: Job, num_envs: int, setting: str) -> float:
-    """Measure a step of all environments in milliseconds, half-way through an episode."""
+    """Measure a step of all environments in milliseconds, late in an episode."""
     name = f"step of {num_envs} environments, {setting}"
     if job.tiny:
         num_envs = 4
     subject = subject_of(job, SETTINGS[setting])
     collector = collector_of(subject, num_envs)
-    # The memory grows for the last time after 256 steps. What follows is recorded once more.
-    collector.collect(num_envs * (20 if job.tiny else 288))
-    seconds = job.seconds(lambda: collector.collect(num_envs * 32), 1 if job.tiny else 4) / 32
+    # The memory grows for the last time after 384 of 500 steps, which is recorded once more.
+    collector.collect(num_envs * (20 if job.tiny else 400))
+    steps = 5 if job.tiny else 24
+    seconds = job.seconds(lambda: collector.collect(num_envs * steps), 1 if job.tiny else 3) / steps
     job.note(name, round(1e3 * seconds, 3), unit="ms", steps_per_s=round(num_envs / seconds))
     return 1e3 * seconds
 
