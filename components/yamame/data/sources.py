@@ -8,7 +8,6 @@ that names the file and the entry.
 import glob
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -17,30 +16,24 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 from torchrl.envs.transforms import Transform
 
-from yamame.checks import UsageError, check_bounds, require, require_choice
-from yamame.data.amago_files import Segment, matching_files, read_segment
+from yamame.checks import check_bounds, require, require_choice
+from yamame.data.amago_files import matching_files, read_segment
 from yamame.data.extras import import_extra
 from yamame.data.format import TrajectoryFormat
 from yamame.data.hdf5_files import opened
 from yamame.data.lerobot_files import Ends, LeRobotDataset
+from yamame.data.loader import Loader, check_format, naming
 from yamame.data.minari_files import read_episodes
 from yamame.data.numpy_files import read_npz
 from yamame.data.sizes import Sizes
 from yamame.data.source import MemoryStore, SampleBy, TrajectoryDataset
-from yamame.data.tables import nested, read_tree, rollout, tables, unused
+from yamame.data.tables import nested
 from yamame.data.tensordict_files import META, read_folder
 from yamame.files.paths import check_tree, inside
 from yamame.keys import RELABELLING
 from yamame.replay import TrajectoryFollower
-from yamame.spaces.arrays import SpaceError
-from yamame.system.messages import one_line, print_stderr
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-_LARGE_REWARD = 1e6
-_WITHOUT_STEP = (
-    "an episode must have a step, and the last one of a truncated episode counts only with "
-    "'next_observations'"
-)
 Content: TypeAlias = Mapping[str, Any] | TensorDictBase
 """Arrays in nested mappings (`yamame.data.tables`), or a TorchRL rollout ``[T]``."""
 
@@ -67,7 +60,7 @@ def runs(
     Raises:
         ValueError: There are no trajectories, they are damaged, or they do not fit the environment.
     """
-    _check_format(format)
+    check_format(format)
     stores = []
     for folder in _matching(path):
         require("data", "path", str(folder), folder.is_dir(), "be a folder")
@@ -159,7 +152,7 @@ def _read_hdf5(path: Paths, h5py: Any) -> Iterator[tuple[str, Content]]:
     sizes = Sizes()
     for file in _matching(path):
         name = str(file)
-        with _naming(name), opened(file, h5py, sizes) as tree:
+        with naming(name), opened(file, h5py, sizes) as tree:
             # Arrays are read when they are used, while the file is open.
             yield name, tree
 
@@ -264,10 +257,10 @@ def amago(
         ValueError: A file cannot be read, is a pickle, or does not fit the environment.
     """
     # A file holds encoded actions: there is nothing to set.
-    loader = _Loader(format, False, None)
+    loader = Loader(format, False, None)
     sizes = Sizes()
     for file in matching_files(_matching(path)):
-        with _naming(str(file)):
+        with naming(str(file)):
             loader.add_segment(read_segment(file, format, sizes))
     return TrajectoryDataset([loader.finish(path)], transform=transform, sample_by=sample_by)
 
@@ -300,12 +293,12 @@ def lerobot(
         ValueError: A dataset cannot be read, or does not fit the environment.
     """
     require_choice("lerobot", "ends", ends, get_args(Ends))
-    loader = _Loader(format, False, indices)
+    loader = Loader(format, False, indices)
     sizes = Sizes()
     for folder in _matching(path):
         dataset = LeRobotDataset(folder, format, ends=ends, sizes=sizes)
         for name, table in dataset.tables():
-            with _naming(name):
+            with naming(name):
                 loader.add_tables(table, name, is_stored=dataset.is_ours)
     return TrajectoryDataset([loader.finish(path)], transform=transform, sample_by=sample_by)
 
@@ -334,108 +327,15 @@ def load(
         ValueError: There are no trajectories, an array is damaged, or trajectories do not fit the
             environment.
     """
-    loader = _Loader(format, drop_unfinished, indices)
+    loader = Loader(format, drop_unfinished, indices)
     for item, content in reader:
-        with _naming(item):
+        with naming(item):
             # A TensorDict is a mapping as well.
             if isinstance(content, TensorDictBase):
                 loader.add_rollout(content, item)
             else:
                 loader.add_tables(content, item)
     return loader.finish(name)
-
-
-class _Loader:
-    """Collects trajectories of one format in memory; arguments are those of `load`."""
-
-    def __init__(
-        self, format: TrajectoryFormat, drop_unfinished: bool, indices: bool | None
-    ) -> None:
-        _check_format(format)
-        self._format = format
-        self._drop_unfinished = drop_unfinished
-        self._indices = indices
-        self._parts: list[tuple[TensorDict, torch.Tensor]] = []
-        self._unused: set[str] = set()
-        self._is_ambiguous = False
-        self._empty: list[str] = []
-
-    def add_tables(self, tree: Mapping[str, Any], name: str, *, is_stored: bool = False) -> None:
-        """Add the episodes of all tables in nested mappings.
-
-        Actions are known to be stored entries, which count from 0, if ``is_stored``.
-        """
-        found = list(tables(tree, name))
-        condition = "hold 'actions', at the root or in groups"
-        require(name, "arrays", sorted(tree), bool(found), condition)
-        for place, table in found:
-            self._unused |= unused(table)
-            with _naming(place):
-                steps = rollout(
-                    table,
-                    self._format,
-                    place,
-                    drop_unfinished=self._drop_unfinished,
-                    indices=True if is_stored else self._indices,
-                )
-                if len(steps) == 0:
-                    self._empty.append(place)
-                    continue
-                if not is_stored:
-                    self._check_ambiguity(read_tree(table, "actions", place))
-                # Actions of the table are stored entries now, which count from 0.
-                self._parts += self._format.trajectories(steps, place, indices=True)
-
-    def add_rollout(self, steps: TensorDictBase, name: str) -> None:
-        """Add the episodes of a rollout ``[T]``."""
-        # None stands for values of the space, as False does, but without a warning.
-        indices = bool(self._indices)
-        self._parts += self._format.trajectories(steps, name, indices=indices)
-        self._check_ambiguity(steps.get("action").cpu())
-
-    def add_segment(self, segment: Segment) -> None:
-        """Add a part of an episode."""
-        self._unused |= segment.unused
-        (part,) = self._format.trajectories(segment.steps, segment.name, indices=True)
-        self._parts.append(segment.continued(part, self._format))
-
-    def _check_ambiguity(self, actions: Any) -> None:
-        """Record whether another value of ``indices`` would change the meaning of actions."""
-        indices = bool(self._indices)
-        self._is_ambiguous |= self._format.actions.depends_on_indices(actions, indices=indices)
-
-    def finish(self, name: Any) -> MemoryStore:
-        """Return the trajectories, and print warnings about the data."""
-        found = f"none in {name}"
-        remedy = f"{self._empty[0]}: {_WITHOUT_STEP}" if self._empty else None
-        is_any = bool(self._parts)
-        require("data", "trajectories", found, is_any, "be at least one", remedy=remedy)
-        if self._empty:
-            number = len(self._empty)
-            print_stderr(f"data: {self._empty[0]}: {_WITHOUT_STEP}; {number} such left out")
-        largest = max(_largest_reward(timesteps) for timesteps, _ in self._parts)
-        if largest > _LARGE_REWARD:
-            print_stderr(
-                f"data: {name}: rewards reach {largest:g}, and losses square their sums; "
-                "divide them in the data, or lower agent.loss.reward_multiplier"
-            )
-        if self._indices is not None and self._is_ambiguous:
-            used = "from 0"
-            other = f"from {self._format.actions.first_numbers}, as in their space"
-            if not self._indices:
-                used, other = other, used
-            setting = f"+data.source.indices={str(not self._indices).lower()}"
-            print_stderr(
-                f"data: {name}: actions are read as numbers that count {used}; set {setting} if "
-                f"they count {other}"
-            )
-        if self._unused:
-            print_stderr(f"data: {name}: not read: {', '.join(sorted(self._unused))}")
-        return MemoryStore(self._parts)
-
-
-def _largest_reward(timesteps: TensorDict) -> float:
-    return float(timesteps["next", "reward"].abs().max())
 
 
 class _RunStore(TrajectoryFollower):
@@ -453,29 +353,6 @@ class _RunStore(TrajectoryFollower):
     def get(self, index: Any) -> TensorDict:
         """Copy trajectories out, see `TrajectoryFollower.get`."""
         return super().get(index).exclude(*self._left_out)
-
-
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Add a name to errors within the block that do not have one.
-
-    Errors of checks have it. Damaged arrays make NumPy, h5py and torch raise almost anything.
-    """
-    try:
-        yield
-    except (UsageError, SpaceError):
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"{name}: must hold whole arrays, it does not: {one_line(error)}"
-        ) from error
-
-
-def _check_format(format: Any) -> None:
-    """Raise unless the format of an environment was given, rather than an environment."""
-    is_format = isinstance(format, TrajectoryFormat)
-    remedy = "pass format=TrajectoryFormat(env)"
-    require("data", "format", type(format), is_format, "be a TrajectoryFormat", remedy=remedy)
 
 
 def _texts(path: Paths) -> list[str]:

@@ -1,8 +1,6 @@
 """TorchRL environment of games written in JAX."""
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -20,16 +18,16 @@ from yamame.checks import (
     require_choice,
 )
 from yamame.spaces import Spaces
-from yamame.system.messages import OutsideError, described, one_line, print_once
-from yamame.system.user_code import is_of_package, user_code
+from yamame.system.messages import OutsideError, described, print_once
+from yamame.system.user_code import user_code
 from yamame.transforms import context_values
 
-from yamame_envs.adapters.extras import missing_extra
 from yamame_envs.adapters.specs import action_spec, observation_specs
 from yamame_envs.context import ContextEnv
 from yamame_envs.jax_games.compiled import text_of
 from yamame_envs.jax_games.game import Game
 from yamame_envs.jax_games.libraries import EXTRAS, LIBRARIES, library_game, own_game
+from yamame_envs.jax_games.own_names import located
 from yamame_envs.jax_games.programs import Hook, Programs
 from yamame_envs.jax_games.runtime import jax_device, load_jax, to_jax, to_torch
 from yamame_envs.jax_games.worlds import Start, Worlds
@@ -39,8 +37,6 @@ from yamame_envs.tasks import Tensors
 
 _PROBED_TASKS = 64
 """Tasks that are drawn to find out whether there are enough for a split."""
-_NOT_OWN = ("popgym", "yamame", "yamame_envs")
-"""Packages in which no game of a user is found: ids may name some of them without trust."""
 _STATE = ("streams", "episodes", "seeds", "attempts")
 _programs: dict[str | None, Programs] = {}
 """Programs of games of libraries, by their settings."""
@@ -161,7 +157,7 @@ class JaxEnv(ContextEnv):
                 return library_game(str(source), settings, draw, self.label)
 
         else:
-            made = _located(source, self.label, "id") if isinstance(source, str) else source
+            made = located(source, self.label, "id") if isinstance(source, str) else source
             makes_game = callable(made) or isinstance(made, Game)
             condition = "name a class or function that makes a game, or a Game"
             require(self.label, "id", source, makes_game, condition)
@@ -203,7 +199,7 @@ class JaxEnv(ContextEnv):
         is_own = isinstance(tasks, str) and tasks.partition(":")[0].split(".")[0] not in LIBRARIES
         condition = "be null, own, or module:name of a function of yours"
         require(self.label, "tasks", tasks, is_own, condition)
-        found = _located(tasks, self.label, "tasks")
+        found = located(tasks, self.label, "tasks")
         require(self.label, "tasks", tasks, callable(found), condition)
         return found
 
@@ -441,46 +437,6 @@ class JaxEnv(ContextEnv):
         super()._apply(fn, recurse)
         self._timestep = _cloned(self._timestep, self.device)
         return self
-
-
-def _located(text: str, owner: str, name: str) -> Any:
-    """Import what ``module:name`` names.
-
-    A name that the module has imported from another package does not count, as ``mylab:os.system``,
-    and nothing is found in modules that an id may name without trust, as ``popgym:core.os.system``.
-
-    Raises:
-        ArgumentError: There is no such module or name, or it is of another package.
-        MissingExtra: The module needs a package that is not installed.
-        UserCodeError: The module has raised an error.
-    """
-    module, _, attribute = text.partition(":")
-    known = ", ".join(f"{library}:..." for library in LIBRARIES)
-    condition = f"be {known}, or module:name of a class or function of yours"
-    if name == "tasks":
-        condition = "be null, own, or module:name of a function of yours"
-    package = module.partition(".")[0]
-    can_be_own = bool(attribute) and package not in ("", *_NOT_OWN, *LIBRARIES)
-    home, _, last = text.rpartition(".")
-    remedy = f"did you mean {home}:{last}?" if home and ":" not in text else None
-    require(owner, name, text, can_be_own, condition, remedy=remedy)
-    try:
-        with user_code(f"{owner}: {name} failed while it was imported", passes=(ImportError,)):
-            found: Any = import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        missing = missing_extra(error, owner)
-        if missing is not None:
-            raise missing from error
-        reason = one_line(error)
-        if isinstance(error, AttributeError):
-            close = get_close_matches(str(error.name), dir(error.obj), n=1)
-            reason += "".join(f", did you mean {each}?" for each in close)
-        raise ArgumentError(owner, name, text, condition, remedy=reason) from error
-    is_own = isinstance(found, Game) or is_of_package(found, package)
-    require(owner, name, text, is_own, f"name a class or function of {package}")
-    return found
 
 
 def _name_of(function: Any) -> str:

@@ -7,7 +7,6 @@ so that a world can be saved. An env never reads the world of another one.
 import io
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,7 +15,6 @@ from torch import Tensor
 from yamame.checks import require
 from yamame.system.compiling import compiling
 from yamame.system.messages import OutsideError, print_once
-from yamame.system.user_code import UserCodeError, blame, user_code
 
 from yamame_envs.jax_games.checks import (
     arrays,
@@ -29,8 +27,8 @@ from yamame_envs.jax_games.checks import (
 )
 from yamame_envs.jax_games.compiled import Compiled, compiled_of
 from yamame_envs.jax_games.game import Game
+from yamame_envs.jax_games.game_code import GameCode
 from yamame_envs.jax_games.purity import (
-    KEPT,
     NOT_PURE,
     NOT_REPEATABLE,
     check_again,
@@ -58,10 +56,6 @@ _CALLS_PYTHON = (
 )
 _TASKS_AT_ONCE = 64
 """Tasks that are drawn by one call, whose number is fixed because each is compiled anew."""
-_NO_VALUES = (
-    "arrays have no values while a function is traced: use jnp.where or jax.lax.cond in place of "
-    "if, and functions of jax.numpy in place of those of Python and NumPy"
-)
 
 
 class World(NamedTuple):
@@ -368,8 +362,8 @@ class Programs:
         self._traces[name] = trace
         return trace.shapes
 
-    def _running(self, name: Hook) -> "_GameCode":
-        return _GameCode(self._what(name))
+    def _running(self, name: Hook) -> "GameCode":
+        return GameCode(self._what(name))
 
     def check_pure(self, names: Iterable[Hook], make: Callable[[], Game] | None) -> None:
         """Check that functions of users have the same programs when they are traced again.
@@ -429,39 +423,6 @@ class Programs:
             condition = f"be auto, null or a key of the info of a step: {found}"
             require(self._owner, "success", key, key in info, condition)
         return key
-
-
-class _GameCode(user_code):
-    """Context manager that describes errors of a function of the game in one line.
-
-    Messages of JAX are long, and name the function of this package that was traced.
-    """
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        errors = load_jax().errors
-        if isinstance(error, errors.UnexpectedTracerError):
-            reason = KEPT
-        elif isinstance(error, _untraceable(errors)):
-            reason = f"{type(error).__name__}: {_NO_VALUES}"
-        else:
-            return super().__exit__(kind, error, trace)
-        found = blame(error)
-        place = ("", 0) if found is None else (found.file, found.line)
-        raise UserCodeError(self.what, reason, *place) from error
-
-
-def _untraceable(errors: Any) -> tuple[type[Exception], ...]:
-    """Return the errors of JAX for a traced array whose value is asked for."""
-    return (
-        errors.ConcretizationTypeError,
-        errors.TracerArrayConversionError,
-        errors.TracerIntegerConversionError,
-    )
 
 
 def words_of(keys: Tensor) -> Any:

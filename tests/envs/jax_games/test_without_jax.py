@@ -9,8 +9,7 @@ from yamame.files.trusted import GAME_LIBRARIES, REGISTERING, own_modules
 from yamame.files.untrusted import UntrustedError, check_file
 from yamame_envs import JaxEnv
 from yamame_envs.adapters.extras import MissingExtra
-from yamame_envs.jax_games import env as env_module
-from yamame_envs.jax_games import libraries
+from yamame_envs.jax_games import libraries, own_names
 from yamame_envs.jax_games.game import time_limit_of
 from yamame_envs.jax_games.runtime import load_jax
 
@@ -97,10 +96,10 @@ def test_no_game_is_found_inside_of_packages_that_ids_may_name_without_trust(
     def load(module):
         raise AssertionError(f"{module} was imported")
 
-    monkeypatch.setattr(env_module, "import_module", load)
+    monkeypatch.setattr(own_names, "import_module", load)
     with pytest.raises(ArgumentError, match=f"{name} must"):
-        env_module._located(text, "JaxEnv", name)
-    assert set(REGISTERING) <= set(env_module._NOT_OWN)
+        own_names.located(text, "JaxEnv", name)
+    assert set(REGISTERING) <= set(own_names._NOT_OWN)
 
 
 def test_a_module_has_no_games_that_it_imported(tmp_path, monkeypatch):
@@ -112,9 +111,9 @@ def test_a_module_has_no_games_that_it_imported(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("os.system", "system", "hidden", "os", "make.__globals__"):
         with pytest.raises(ArgumentError, match="id must"):
-            env_module._located(f"imported_games:{name}", "JaxEnv", "id")
+            own_names.located(f"imported_games:{name}", "JaxEnv", "id")
     for name, size in (("make", 3), ("small", 1)):
-        assert env_module._located(f"imported_games:{name}", "JaxEnv", "id")() == size
+        assert own_names.located(f"imported_games:{name}", "JaxEnv", "id")() == size
 
 
 @pytest.mark.parametrize(
