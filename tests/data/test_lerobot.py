@@ -538,6 +538,33 @@ def test_episodes_that_are_not_done_are_truncated_and_flags_count_most():
     assert bool(read[0]["next", "terminated"][-2])
 
 
+@pytest.mark.parametrize("has_done", [True, False])
+@pytest.mark.parametrize("ends", ["terminated", "truncated"])
+def test_a_column_for_one_kind_of_end_tells_the_other(ends, has_done):
+    def with_truncated(columns):
+        columns["next.truncated"] = [False] * len(columns["action"])
+        columns["next.truncated"][-1] = True
+        if not has_done:
+            columns.pop("next.done", None)
+
+    folder = v3((3, 3), change=with_truncated)
+    first, second = episodes_of(lerobot(str(folder), format=cart(), ends=ends))
+    assert [len(first), len(second)] == [4, 3]
+    assert first["next", "terminated"].flatten().tolist()[:3] == [False, False, True]
+    assert bool(second["next", "truncated"][-2])
+    assert not second["next", "terminated"].any()
+
+
+def test_an_end_within_an_episode_is_refused_beside_other_flags():
+    def early(columns):
+        columns["next.terminated"] = [False] * len(columns["action"])
+        columns["next.done"] = list(columns["next.done"])
+        columns["next.done"][1] = True
+
+    with pytest.raises(UsageError, match=r"'next.done' must be false .*true in row \[1\]"):
+        lerobot(str(v3((3, 3), change=early)), format=cart())
+
+
 def test_missing_rewards_and_unused_columns_are_reported(capsys):
     def change(columns):
         del columns["next.reward"], columns["next.done"]

@@ -345,6 +345,8 @@ GIN = [
     ("Actor.d_hidden = 16", "Actor.d_hidden = 17", "Actor.d_hidden must be 16"),
     ("Actor.n_layers = 2", "Actor.rank = 3", "Actor.rank"),
     ("PopArtLayer.beta = 0.0005", "MultiTaskAgent.gamma = 0.9", "MultiTaskAgent"),
+    ("PopArtLayer.beta = 0.0005", "OwnTstepEncoder.symlog = True", "OwnTstepEncoder"),
+    ("PopArtLayer.beta = 0.0005", "Experiment.agent_type = @OwnAgent", "must be Agent"),
     ("Actor.n_layers = 2", "Actor.n_layers", "Class.argument = value"),
     ("Actor.activation = 'leaky_relu'", "Actor.activation = " + "(" * 2000, "Actor.activation"),
     ("Actor.activation = 'leaky_relu'", "Actor.activation = '\x1b[2J'", "Actor.activation"),

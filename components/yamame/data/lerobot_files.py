@@ -314,28 +314,33 @@ class LeRobotDataset:
         return ArgumentError(name, "columns of observations", columns, condition, remedy=remedy)
 
     def _set_ends(self, table: dict[str, Any], ends: Array, name: str) -> None:
-        """Replace the flags of the ends of episodes, which are their last rows."""
+        """Replace the flags of the ends of episodes, which are their last rows.
+
+        An end that is not truncated is terminated, and the other way round, if there is a column
+        for one of them alone.
+        """
         is_end = np.zeros(int(ends[-1]) + 1, bool)
         is_end[ends] = True
         done = table.pop("done", None)
-        flags = [table[key] for key in ("terminated", "truncated") if key in table]
-        column = "next.terminated' or 'next.truncated" if flags else "next.done"
-        if not flags and done is not None:
-            flags = [done]
-        is_set = np.zeros(len(is_end), bool)
-        for flag in flags:
-            is_set |= flag
-        early = np.flatnonzero(is_set & ~is_end)
-        condition = "be false before the last row of an episode"
-        require(name, f"column {column!r}", f"true in row {early[:1]}", not len(early), condition)
+        flags = {key: table.get(key) for key in ("terminated", "truncated")} | {"done": done}
+        for key, flag in flags.items():
+            if flag is None:
+                continue
+            early = np.flatnonzero(flag & ~is_end)
+            condition = "be false before the last row of an episode"
+            found = f"true in row {early[:1]}"
+            require(name, f"column 'next.{key}'", found, not len(early), condition)
 
         truncated = np.zeros(len(is_end), bool)
-        if "terminated" in table or "truncated" in table:
+        if "terminated" in table:
+            terminated = table["terminated"]
             truncated = table.get("truncated", truncated)
-            terminated = table.get("terminated", np.zeros(len(is_end), bool))
+        elif "truncated" in table:
+            truncated = table["truncated"]
+            terminated = (is_end if done is None else done) & ~truncated
         elif self._ends == "terminated":
             # Without a column of ends, all episodes count as complete.
-            terminated = is_end if done is None else is_set
+            terminated = is_end if done is None else done
             self._report(
                 "episodes are read as terminated, and later values as 0; data.source.ends=truncated"
                 " reads them as cut off, without their last step"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from yamame_envs.jax_games.runtime import load_jax
-from yamame_envs.jax_games.traces import Trace
+from yamame_envs.jax_games.traces import Trace, constants_of, contents_of, operations_of
 
 _MOST_GAMES = 16
 """Games whose functions a process keeps; the oldest are compiled again."""
@@ -51,8 +51,10 @@ def compiled_of(draw: Trace | None, begin: Trace, move: Trace) -> Compiled:
 def _key_of(trace: Trace) -> Hashable:
     """Return what decides a function: what the compiler gets for two envs, and its structures.
 
-    Functions that call Python are told apart by the addresses of what they call.
+    Functions that call Python have keys of their own: the compiler does not get what they call.
     """
+    if any("callback" in one.primitive.name for one in operations_of(trace.program)):
+        return object()
     jax = load_jax()
 
     def of_two(shape: Any) -> Any:
@@ -62,8 +64,14 @@ def _key_of(trace: Trace) -> Hashable:
     lowered = jax.jit(jax.vmap(trace)).lower(*arguments)
     # Structures hold classes, and values such as static fields of dataclasses.
     structure = jax.tree.structure((trace.arguments, trace.shapes))
-    text = f"{structure}{lowered.as_text()}"
-    return structure, hashlib.sha256(text.encode()).hexdigest()
+    found = hashlib.sha256(f"{structure}{lowered.as_text()}".encode())
+    # Depending on its settings, JAX passes arrays to a compiled function as arguments.
+    for constant in constants_of(trace.program):
+        dtype, shape, *values = contents_of(constant)
+        found.update(f"{dtype}{shape}".encode())
+        for each in values:
+            found.update(each)
+    return structure, found.hexdigest()
 
 
 def text_of(settings: Any) -> str | None:

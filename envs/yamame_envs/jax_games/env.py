@@ -117,6 +117,8 @@ class JaxEnv(ContextEnv):
             condition = f"be a number of steps, or null, as the game's own limit is {own}"
             require(self.label, "time_limit", time_limit, own is None or own >= 1, condition)
             time_limit = own
+        elif time_limit is not None and game.time_limit is not None:
+            self._check_limit(time_limit, game.time_limit)
         super().__init__(
             num_envs=num_envs,
             time_limit=time_limit,
@@ -191,6 +193,12 @@ class JaxEnv(ContextEnv):
                 condition += f", as must settings {dict(settings)}"
             remedy = described(error)
             raise ArgumentError(self.label, name, got, condition, remedy=remedy) from error
+
+    def _check_limit(self, limit: int, own: int) -> None:
+        """Raise for a limit beyond that of the game, which ends its episodes before."""
+        condition = f"be at most {own}, as the game itself ends then"
+        remedy = "raise the limit in the parameters of the game, by its name in env.settings"
+        require(self.label, "time_limit", limit, limit <= own, condition, remedy=remedy)
 
     def _find_tasks(self, tasks: Any) -> Any:
         if tasks is None or tasks == "own" or callable(tasks):

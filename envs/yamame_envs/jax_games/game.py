@@ -11,7 +11,7 @@ from yamame.checks import ArgumentError, require
 from yamame.system.messages import OutsideError, print_once
 from yamame.system.user_code import UserCodeError
 
-from yamame_envs.jax_games.checks import check_length, check_takes, kind_of
+from yamame_envs.jax_games.checks import arrays, check_length, check_number, check_takes, kind_of
 from yamame_envs.jax_games.runtime import load_numpy
 
 LIMITS = ("max_steps_in_episode", "max_timesteps", "max_steps", "max_episode_length")
@@ -117,6 +117,11 @@ def gymnax_game(
         print_once(f"{owner}: {_NO_TASK}")
     check_takes(owner, "reset_env", env.reset_env, "key", "params")
     check_takes(owner, "step_env", env.step_env, "key", "state", "action", "params")
+    tells_end = getattr(env, "is_truncated", None)
+    if tells_end is not None:
+        condition = "be a method is_truncated(state, params)"
+        require(owner, "is_truncated", tells_end, callable(tells_end), condition)
+        check_takes(owner, "is_truncated", tells_end, "state", "params")
 
     def reset(key: Any, task: Any) -> tuple[Any, Any]:
         with _advice(f"{owner}: the game failed in reset_env", lacks_task):
@@ -136,7 +141,9 @@ def gymnax_game(
         if len(result) == 6:
             return result
         observation, after, reward, done, info = result
-        terminated, truncated = _ends(env, after, played, done, info)
+        terminated, truncated = done, _truncated(env, after, played)
+        if truncated is None:
+            terminated, truncated = _ends(done, info, owner)
         return observation, after, reward, terminated, truncated, info
 
     # Messages name the methods of the environment.
@@ -197,12 +204,12 @@ def replaced(params: Any, task: Any, owner: str) -> Any:
         )
         require(owner, "tasks", kind_of(task), is_alike, condition)
         return task
-    if isinstance(params, Mapping):
-        return {**params, **task}
     unknown = sorted(set(task) - field_names(params))
     if unknown:
         condition = f"draw fields of {sorted(field_names(params))}"
         raise ArgumentError(owner, "tasks", unknown, condition)
+    if isinstance(params, Mapping):
+        return {**params, **task}
     if hasattr(params, "_replace"):
         return params._replace(**task)
     return dataclasses.replace(params, **task)
@@ -232,18 +239,25 @@ def time_limit_of(*places: Any, owner: str = "JaxEnv") -> int | None:
     return next((limit for limit in found if limit != 1), found[0] if found else None)
 
 
-def _ends(env: Any, state: Any, params: Any, done: Any, info: Any) -> tuple[Any, Any]:
-    """Return whether an episode is over for good, and whether it was cut off."""
-    jnp = load_numpy()
+def _truncated(env: Any, state: Any, params: Any) -> Any:
+    """Return what a game's own method tells; None if it has no such method."""
     method = getattr(env, "is_truncated", None)
-    if callable(method):
-        home = getattr(getattr(method, "__func__", method), "__module__", "")
-        # The method of Gymnax's base class reads a field that not all games have.
-        if home != _GYMNAX_BASE or hasattr(state, "time"):
-            return done, method(state, params)
+    if method is None:
+        return None
+    home = getattr(getattr(method, "__func__", method), "__module__", "")
+    # The method of Gymnax's base class reads a field that not all games have.
+    if home == _GYMNAX_BASE and not hasattr(state, "time"):
+        return None
+    return method(state, params)
+
+
+def _ends(done: Any, info: Any, owner: str) -> tuple[Any, Any]:
+    """Return whether an episode is over for good, and whether it was cut off, by its info."""
+    jnp = load_numpy()
     if isinstance(info, Mapping) and "truncated" in info:
         # The info holds the reason why an episode is done, so `done` is true there, too.
-        truncated = info["truncated"]
+        truncated = arrays(owner, "info['truncated']", info["truncated"])
+        check_number(owner, "info['truncated']", truncated)
         return jnp.logical_and(done, jnp.logical_not(truncated)), truncated
     return done, jnp.zeros((), bool)
 

@@ -19,7 +19,7 @@ import numpy as np
 from yamame.system.user_code import UserCodeError
 
 from yamame_envs.jax_games.runtime import is_key, load_jax
-from yamame_envs.jax_games.traces import Trace
+from yamame_envs.jax_games.traces import Trace, contents_of
 
 KEPT = (
     "a value of an earlier call is kept on self, or elsewhere outside JAX, where it does not "
@@ -152,7 +152,7 @@ def _compare(one: Any, other: Any) -> list[Any] | None:
         return next((place for place in found if place is not None), None)
     if hasattr(one, "dtype") and hasattr(one, "shape"):
         is_array = hasattr(other, "dtype") and hasattr(other, "shape")
-        is_same = is_array and _contents(one) == _contents(other)
+        is_same = is_array and contents_of(one) == contents_of(other)
     elif isinstance(one, type):
         is_same = False
     else:
@@ -166,16 +166,6 @@ def _text(value: Any) -> str:
     """Return the text of a number, a dtype, a mode of rounding or the like, without addresses."""
     with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
         return _ADDRESS.sub("", repr(value))
-
-
-def _contents(array: Any) -> tuple[Any, ...]:
-    """Return what two arrays must share to be equal; shapes without values, as of a spec."""
-    if is_key(array) and isinstance(array, load_jax().Array):
-        array = load_jax().random.key_data(array)
-    if not hasattr(array, "__array__"):
-        return str(array.dtype), tuple(array.shape)
-    values = np.asarray(array)
-    return str(values.dtype), values.shape, values.tobytes()
 
 
 def _kinds(variables: Any) -> list[str]:

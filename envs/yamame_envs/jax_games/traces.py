@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from yamame_envs.jax_games.runtime import jaxpr_as_function, load_jax
+from yamame_envs.jax_games.runtime import is_key, jaxpr_as_function, load_jax
 
 _contexts = count()
 
@@ -96,13 +96,37 @@ def _calls_python(name: str) -> bool:
 
 def operations_of(program: Any) -> Iterator[Any]:
     """Yield the operations of a program, and those of the programs in them."""
-    program = getattr(program, "jaxpr", program)
-    for operation in program.eqns:
-        yield operation
+    for part in _programs_of(program):
+        yield from getattr(part, "jaxpr", part).eqns
+
+
+def constants_of(program: Any) -> Iterator[Any]:
+    """Yield the arrays that are constants of a program, and of the programs in it."""
+    for part in _programs_of(program):
+        yield from getattr(part, "consts", ())
+        inner = getattr(part, "jaxpr", part)
+        for values in (inner.outvars, *(one.invars for one in inner.eqns)):
+            literals = [value.val for value in values if hasattr(value, "val")]
+            yield from (value for value in literals if hasattr(value, "shape"))
+
+
+def contents_of(array: Any) -> tuple[Any, ...]:
+    """Return what two arrays must share to be equal; shapes without values, as of a spec."""
+    if is_key(array) and isinstance(array, load_jax().Array):
+        array = load_jax().random.key_data(array)
+    if not hasattr(array, "__array__"):
+        return str(array.dtype), tuple(array.shape)
+    values = np.asarray(array)
+    return str(values.dtype), values.shape, values.tobytes()
+
+
+def _programs_of(program: Any) -> Iterator[Any]:
+    yield program
+    for operation in getattr(program, "jaxpr", program).eqns:
         for value in operation.params.values():
             for part in value if isinstance(value, list | tuple) else [value]:
                 if hasattr(part, "eqns") or hasattr(part, "jaxpr"):
-                    yield from operations_of(part)
+                    yield from _programs_of(part)
 
 
 def _with_own_constants(program: Any) -> Any:

@@ -349,6 +349,57 @@ def test_wrong_settings_are_named(game, settings, message):
         JaxEnv(**settings)
 
 
+TRUNCATED = """
+import jax.numpy as jnp
+
+class Base:
+    num_actions, max_steps = 2, 10
+    info = {"truncated": False}
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), jnp.int32(0)
+
+    def step_env(self, key, state, action, params):
+        return jnp.zeros(1), state + 1, 1.0, False, self.info
+
+class Nothing(Base):
+    info = {"truncated": None}
+
+class Text(Base):
+    info = {"truncated": "yes"}
+
+class Short(Base):
+    def is_truncated(self, state):
+        return False
+
+class Flag(Base):
+    is_truncated = True
+
+class Typing(Base):
+    default_params = {"speed": 1.0}
+
+    def sample_task(self, key):
+        return {"sped": jnp.float32(2)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Nothing", "info\\['truncated'\\] must be one number, got NoneType"),
+        ("Text", "info\\['truncated'\\] must be an array, .*got str"),
+        ("Short", r"is_truncated must take \(state, params\), it is is_truncated\(state\)"),
+        ("Flag", r"is_truncated must be a method is_truncated\(state, params\), got True"),
+        ("Typing", r"tasks must draw fields of \['speed'\], got \['sped'\]"),
+    ],
+)
+def test_wrong_truncation_and_wrong_fields_of_tasks_are_named(game, name, message):
+    game(TRUNCATED)
+    assert JaxEnv(id="mylab:Base", time_limit=3).time_limit == 3
+    with pytest.raises((UsageError, OutsideError), match=message):
+        JaxEnv(id=f"mylab:{name}", tasks="own" if name == "Typing" else None)
+
+
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
@@ -359,6 +410,7 @@ def test_wrong_settings_are_named(game, settings, message):
         ({"settings": {"speed": 3}}, "env.settings.speed"),
         ({"settings": {"max_steps": 0}}, "env.time_limit"),
         ({"time_limit": 0}, "env.time_limit"),
+        ({"time_limit": 10}, "env.time_limit"),
         ({"success": "won"}, "env.success"),
         ({"tasks": "mylab:NUMBER"}, "env.tasks"),
         ({"split": "train"}, "env.split"),

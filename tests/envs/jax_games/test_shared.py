@@ -243,3 +243,62 @@ def test_equal_games_are_compiled_once(game, monkeypatch):
         for num_envs in (3, 4):
             JaxEnv(id="mylab:Kind", num_envs=num_envs).rollout(2)
         assert sum("for 3 envs" in line for line in lines) == 2, count
+
+
+CALLING = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+class Calling:
+    num_actions = 2
+
+    def __init__(self, level):
+        self.level = level
+
+    def look_up(self, state):
+        return np.float32(self.level)
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), jnp.float32(1)
+
+    def step_env(self, key, state, action, params):
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        reward = jax.pure_callback(self.look_up, shape, state, vmap_method="sequential")
+        return jnp.zeros(1), state, reward, False, {}
+
+class Held(Calling):
+    def __init__(self, level):
+        self.table = jnp.full(20, 1.0 * level)
+
+    def step_env(self, key, state, action, params):
+        return jnp.zeros(1), state, self.table[action], False, {}
+
+class Inner(Held):
+    def step_env(self, key, state, action, params):
+        reward = jax.jit(lambda one: self.table[one])(action)
+        return jnp.zeros(1), state, reward, False, {}
+"""
+
+
+def test_games_that_call_python_are_different_games(game):
+    game(CALLING)
+    for level in (1, 5):
+        assert first_reward(id="mylab:Calling", settings={"level": level}) == level
+
+
+@pytest.mark.parametrize("name", ["Held", "Inner"])
+def test_games_that_differ_in_an_array_are_different_whatever_jax_does_with_arrays(game, name):
+    flag = "jax_use_simplified_jaxpr_constants"
+    jax = import_module("jax")
+    if flag not in jax.config.values:
+        pytest.skip("this version of JAX has no such setting")
+    game(CALLING)
+    before = jax.config.values[flag]
+    try:
+        for value in (True, False):
+            jax.config.update(flag, value)
+            for level in (1, 5):
+                assert first_reward(id=f"mylab:{name}", settings={"level": level}) == level
+    finally:
+        jax.config.update(flag, before)

@@ -164,6 +164,14 @@ _RANGES = {
 """Ranges of numbers, by argument. `Arguments.gammas` and `_ONLY` restrict the other numbers."""
 _REFUSED = ("SlidingWindowFlexAttention", "ClippedSlidingSinkAttention", "MultiTaskAgent")
 """Classes that cannot be imported, and that their arguments in a file show alone."""
+_PARTS = ("TstepEncoder", "TrajEncoder", "Agent")
+"""Ends of the names of classes of an agent, as AMAGO names its own."""
+_TYPES = {
+    "Experiment.tstep_encoder_type": ("FFTstepEncoder",),
+    "Experiment.traj_encoder_type": tuple(MEMORY.values()),
+    "Experiment.agent_type": ("Agent",),
+}
+"""Classes that can be imported, by the arguments of an experiment that name them."""
 _HIDDEN = (
     *("FFTstepEncoder.activation", "FFTstepEncoder.normalize_inputs"),
     *("FFTstepEncoder.specify_obs_keys", "TformerTrajEncoder.activation"),
@@ -360,10 +368,19 @@ class Arguments:
             raise SettingError(self.key(name), self._typed[name], condition)
 
     def _refuse_others(self) -> None:
-        for name in self._read:
+        """Raise if the file has arguments of a class that cannot be imported.
+
+        AMAGO writes those of the classes that a run has used.
+        """
+        for name, value in self._read.items():
             group = name.partition(".")[0]
-            if group in _REFUSED:
+            is_other = group.endswith(_PARTS) and group not in DEFAULTS
+            if group in _REFUSED or is_other:
                 raise UsageError(f"{self._source}: {group} cannot be imported, it has {name}")
+            if name in _TYPES and class_name(value) not in _TYPES[name]:
+                condition = f"be {_listed(_TYPES[name])} to be imported"
+                found = class_name(value) or format_value(value)
+                raise UsageError(f"{self._source}: {name} must {condition}, got {found}")
 
     def _check(self, name: str) -> None:
         """Raise unless the value of an argument can be imported."""
