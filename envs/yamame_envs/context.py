@@ -292,16 +292,22 @@ class ContextEnv(EnvBase):
         return seeds[:, 0]
 
     def check_action(self, action: Tensor, step_index: Tensor) -> None:
-        """Raise if an action is out of bounds.
+        """Raise if actions have another size, or one is out of bounds.
 
         Args:
             action: ``[N, ...]``.
             step_index: ``[N, 1]``, for the message.
 
         Raises:
-            ValueError: An action is out of bounds.
+            ValueError: An action is out of bounds, or there are more or fewer numbers than envs
+                times those of an action.
         """
         low, high = self.action_encoding.bounds(action.device)
+        if action.numel() != self.batch_size[0] * low.numel():
+            raise ValueError(
+                f"{self.label}: action must have shape {list(self.action_spec.shape)}, got "
+                f"{list(action.shape)}; an index is the argmax of a one-hot action"
+            )
         in_bounds = (action >= low) & (action <= high)
         if not in_bounds.all():
             env_id = int((~in_bounds).nonzero()[0, 0])

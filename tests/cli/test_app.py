@@ -114,7 +114,7 @@ def test_a_correct_command_line_reaches_the_recipe_and_writes_nothing_by_itself(
         (["net.width=3"], "train: net.width: no such key; net has in_features, out_features"),
         (["zzz=1"], "train: zzz: no such key"),
         (["seed=[1"], "train: 'seed=[1' cannot be parsed: no viable alternative at input '[1'"),
-        (["seed=???"], "train: seed: must be given, got '???'"),
+        (["seed=???"], "train: seed: must be given; add seed=..."),
         (["seed=${nowhere}"], "train: seed: Interpolation key 'nowhere' not found"),
         (["+net.hidden=1"], "train: net.hidden: must be an argument of torch.nn.Linear"),
         (["net._target_=os.system"], "train: net._target_: must begin with yamame. or"),

@@ -59,3 +59,14 @@ def test_the_environment_of_the_page_keeps_the_laws_and_is_reproducible(folder, 
     env = made(num_envs=2)
     assert env.observation_spec["observation", "camera"].shape == (2, 24, 24, 3)
     env.close()
+
+
+def test_a_resumed_run_names_modules_that_have_changed(play, folder):
+    run = ["env=gym", "env.id=mylab:PushCart-v0", *SHORT, "run.name=cart", "resume=auto"]
+    for updates, is_changed in ((2, False), (4, False), (6, True)):
+        if is_changed:
+            with (folder / "mylab.py").open("a") as file:
+                file.write("\n# another version\n")
+        status, _, err = play("train", folder, *run, f"budget.updates={updates}")
+        assert status == 0, err
+        assert ("cart: changed since the last session: mylab; " in err) == is_changed

@@ -54,7 +54,7 @@ def _unresolved(error: OmegaConfBaseException) -> UsageError:
     """Return the error of a value that is missing or cannot be resolved, with its key."""
     key = error.full_key or "configuration"
     if isinstance(error, MissingMandatoryValue):
-        return SettingError(key, "???", "be given", remedy=f"add {key}=...")
+        return UsageError("must be given", key=key, remedy=f"add {key}=...")
     # Some messages of OmegaConf go on with a trace of keys and types.
     return UsageError(first_line(error), key=key)
 

@@ -46,7 +46,7 @@ _COMPONENTS = {
     "averaged": {str: object},
     "regulator": {str: object},
     "interface": {str: object},
-    "machine": {"threads?": Real, "versions?": {str: str}},
+    "machine": {"threads?": Real, "versions?": {str: str}, "code?": {str: str}},
     "budget": _COUNTS,
     "costs": _COUNTS,
     "guard": {"num_refused?": Real, "in_row?": Real, "told?": Real, "recent?": list},

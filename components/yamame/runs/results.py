@@ -18,6 +18,7 @@ from yamame.deploy import Interface, load
 from yamame.files.atomic import atomic_writer, read_json, write_json
 from yamame.files.checkpoint import LoadedCheckpoint
 from yamame.files.identity import belongs_to_a_machine, differing
+from yamame.files.own_code import changed_modules, own_code
 from yamame.files.trust_record import recorded
 from yamame.files.trusted import own_modules
 from yamame.report.figures import learning_curve, write_gif
@@ -31,11 +32,16 @@ from yamame.system.user_code import formatted, is_failure, is_of_part
 from yamame.tracking.summary import Status, build_summary, versions
 
 
-def facts(env: EnvBase) -> dict[str, Any]:
-    """Return metadata stored with a checkpoint: threads, versions and the agent's specs."""
+def facts(env: EnvBase, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata stored with a checkpoint: threads, versions, the agent's specs, and digests
+    of the user's modules.
+    """
     # The number of threads changes the order of sums, and so the last bits of results.
     machine = {"threads": torch.get_num_threads(), "versions": versions()}
-    return {"machine": machine, "interface": Interface.of(env).encode()}
+    return {
+        "machine": {**machine, "code": own_code(config)},
+        "interface": Interface.of(env).encode(),
+    }
 
 
 def log_artifacts(run: RunState) -> None:
@@ -117,14 +123,15 @@ def write_config(run: RunState) -> None:
 
 
 def warn_changes(run: RunState, before: LoadedCheckpoint) -> None:
-    """Print what has changed since the former session: a smaller budget, a different machine."""
+    """Print what has changed since the former session: budget, machine, the user's own code."""
     new = run.config["budget"]
     old = {**dict.fromkeys(new), **before.config["budget"]}  # of a version with fewer limits
     if any(_is_smaller(new[key], old[key]) for key in new):
         changes = differing(old, new, but_for=lambda key: False)
         if changes:
-            has_fewer = any(new[key] is None and old[key] is not None for key in new)
-            kind = "other limits" if has_fewer else "a smaller budget"
+            is_smaller = all(new[key] == old[key] or _is_smaller(new[key], old[key]) for key in new)
+            is_added = any(new[key] is not None and old[key] is None for key in new)
+            kind = "a smaller budget" if is_smaller and not is_added else "other limits"
             print_stderr(f"{run.name}: resumed with {kind}: {'; '.join(changes)}")
 
     conditions = differing(
@@ -132,12 +139,18 @@ def warn_changes(run: RunState, before: LoadedCheckpoint) -> None:
         _with_device_kind(run.config),
         but_for=lambda key: not belongs_to_a_machine(key),
     )
-    conditions += differing(
-        before.values["machine"], run.components["machine"], but_for=lambda key: False
-    )
+    old_machine, machine = before.values["machine"], run.components["machine"]
+    conditions += differing(old_machine, machine, but_for=lambda key: key.startswith("code"))
     if conditions:
         how = "resumed with other settings; results may differ in the last bits"
         print_stderr(f"{run.name}: {how}: {'; '.join(conditions)}")
+
+    changed = changed_modules(old_machine.get("code", {}), machine["code"])
+    if changed:
+        print_stderr(
+            f"{run.name}: changed since the last session: {', '.join(changed)}; trajectories in "
+            "replay and earlier evaluations are of the former code"
+        )
 
 
 def _is_smaller(limit: float | None, former: float | None) -> bool:

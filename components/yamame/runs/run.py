@@ -215,7 +215,7 @@ class Run(RunState):
             "costs": self.costs,
             "rng": GlobalRNGState(),
             "guard": self.guard,
-            **results.facts(self.held_out),
+            **results.facts(self.held_out, self.config),
         }
         if self.regulator is not None:
             components["regulator"] = self.regulator

@@ -136,6 +136,9 @@ class JaxEnv(ContextEnv):
         name = self._id if isinstance(self._id, str) else getattr(self._id, "__name__", "Game")
         return f"JaxEnv({name!r})"
 
+    def __repr__(self) -> str:
+        return f"{self.label[:-1]}, num_envs={self.batch_size[0]}, time_limit={self.time_limit})"
+
     @property
     def spaces(self) -> Spaces:
         """Description of the spaces, which converts their values to entries and back."""

@@ -138,6 +138,11 @@ class Programs:
             begin = Trace(self._begin, word, word, task)
             self.shapes, _ = begin.shapes
             move = Trace(self._move, self.shapes[1], action)
+        if success == "auto" and self.success_key is None and self._unread:
+            print_once(
+                f"{owner}: info has {self._unread}, and no 'success': no success is reported; set "
+                "env.success to the one that means it"
+            )
         self._task_shapes = task
         self._compiled: Compiled = compiled_of(self._traces.get("draw_task"), begin, move)
 
@@ -167,6 +172,7 @@ class Programs:
         if not isinstance(info, Mapping):
             raise OutsideError(f"{self._owner}: info must be a dictionary, got {kind_of(info)}")
         self.success_key = self._find_success(info, self._success)
+        self._unread = [name for name in info if name != "truncated" and _is_flag(info[name])]
         values = list(result[:5])
         if self.success_key is not None:
             # Other entries of the info need not be arrays.
@@ -423,6 +429,11 @@ class Programs:
             condition = f"be auto, null or a key of the info of a step: {found}"
             require(self._owner, "success", key, key in info, condition)
         return key
+
+
+def _is_flag(value: Any) -> bool:
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", ())
+    return isinstance(value, bool) or (str(dtype) == "bool" and shape == ())
 
 
 def words_of(keys: Tensor) -> Any:

@@ -349,6 +349,23 @@ def test_wrong_settings_are_named(game, settings, message):
         JaxEnv(**settings)
 
 
+def test_flags_that_no_name_makes_success_are_told(game, capsys):
+    game(RECALL.replace('"success"', '"sucess"'))
+    Recall()
+    assert "info has ['sucess'], and no 'success'" in capsys.readouterr().err
+    Recall(success="sucess")
+    assert "sucess" not in capsys.readouterr().err
+
+
+def test_one_hot_actions_are_refused_by_their_shape(game):
+    game(RECALL)
+    env = Recall(num_envs=4)
+    assert repr(env) == f"JaxEnv('mylab:Recall', num_envs=4, time_limit={env.time_limit})"
+    actions = torch.nn.functional.one_hot(torch.tensor([1, 0, 1, 0]), 2)
+    with pytest.raises(ValueError, match=r"shape \[4\], got \[4, 2\]; an index is the argmax"):
+        env.step(env.reset().set("action", actions))
+
+
 TRUNCATED = """
 import jax.numpy as jnp
 

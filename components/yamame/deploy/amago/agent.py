@@ -104,7 +104,7 @@ def _check_actions(interface: Interface, network: Network) -> None:
     fits = is_kind and size == network.num_actions
     condition = (
         f"have actions of AMAGO's agent ({network.action_kind}, {network.num_actions}), it has "
-        f"{encoding.kind}, {size}"
+        f"{'discrete' if encoding.kind == 'index' else encoding.kind}, {size}"
     )
     _require_env(fits, condition)
     has_goal = "goal" in interface.observation_spec.keys(True, True)

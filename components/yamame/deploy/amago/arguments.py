@@ -256,7 +256,9 @@ class Arguments:
         """
         value = self._typed.get(name, self._read.get(name, self[name]))
         if name in self._typed or name not in self._read:
-            return SettingError(self.key(name), value, condition)
+            missing = "no config.txt was found with the weights, or in two folders above them: "
+            remedy = None if self._source is not None else f"{missing}set amago.config to its path"
+            return SettingError(self.key(name), value, condition, remedy=remedy)
         return UsageError(f"{self._source}: {name} must {condition}, got {format_value(value)}")
 
     @property
