@@ -105,6 +105,23 @@ next: yamame report
 """
 
 
+def learning(cfg):
+    """A job that has hardly learned, unless its seed is 1."""
+    if cfg.seed != 1:
+        jobs.note_hardly_learned()
+    return 0.5
+
+
+def test_jobs_that_have_hardly_learned_are_named_once_after_the_table(sweep):
+    _, out, _ = sweep(learning, "-m", "seed=0,1,2", "size=2")
+    (line,) = [line for line in out.splitlines() if "hardly learned" in line]
+    assert "job 0 (seed=0), job 2 (seed=2);" in line
+    assert line.endswith("/howto/does_not_learn.html")
+    assert out.index("job  outcome") < out.index(line)
+    _, out, _ = sweep(learning, "-m", "seed=1", "size=2,3")
+    assert "hardly learned" not in out
+
+
 def rows_of(out):
     """The rows of the table of jobs."""
     lines = out.splitlines()

@@ -1,5 +1,6 @@
 """Budgets of recipes: limits of time, and schedules that are shares of them."""
 
+import json
 import signal
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_cpu_seconds_end_a_run_in_order_and_those_of_former_sessions_count(components):
+def test_cpu_seconds_end_a_run_in_order_and_those_of_former_sessions_count(components, capsys):
     steps = ("budget.updates=null", "budget.env_steps=100000", "budget.minutes=null")
     run = yamame.train(*TINY, *steps, "budget.cpu_s=0.01")
     assert (run.summary["status"], run.summary["ended_by"]) == ("FINISHED", "budget.cpu_s=0.01")
@@ -27,9 +28,23 @@ def test_cpu_seconds_end_a_run_in_order_and_those_of_former_sessions_count(compo
     spent = components(run.path)["costs"]["cpu_s"]
     again = yamame.train(*TINY, *steps, f"budget.cpu_s={spent}", "resume=auto")
     assert again.progress.env_steps == 0
+    idle = "resumed, but no update was made"
+    capsys.readouterr()
+    yamame.train(*TINY, *steps, f"budget.cpu_s={spent}", "resume=true")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if idle in line]
+    assert "used up before; raise budget.cpu_s" in line
+    spent = components(run.path)["costs"]["cpu_s"] + 60  # far more than the end of that session
+    summary = run.path / "summary.json"
+    summary.write_text(json.dumps({**json.loads(summary.read_text()), "cpu_s": spent}))
+    slow = yamame.train(*TINY, *steps, f"budget.cpu_s={spent + 0.001}", "resume=true")
+    assert slow.progress.env_steps == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if idle in line]
+    assert "CPU-seconds, and 0.0" in line
+    spent = slow.summary["cpu_s"]
     further = yamame.train(*TINY, *steps, f"budget.cpu_s={spent + 1.5}", "resume=auto")
     assert further.progress.env_steps > 0
     assert further.summary["cpu_s"] >= spent + 1.5
+    assert idle not in capsys.readouterr().err
 
 
 class Curves(yamame.Callback):

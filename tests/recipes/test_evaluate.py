@@ -12,6 +12,7 @@ import yaml
 from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.evaluation import evaluate
+from yamame.report import evaluations
 from yamame.report.evaluations import in_context_curves
 from yamame.runs.trained import load_trained
 
@@ -143,6 +144,32 @@ def test_every_trial_has_its_return_every_gamma_its_line_and_the_control_stands_
             assert sum(told["trials"]["mean"]) == pytest.approx(told["return_mean"])
     assert out.count("memory wiped") == len(gammas)
     assert (tmp_path / "out/in_context.png").read_bytes().startswith(b"\x89PNG")
+
+
+def played(success, low, high, **more):
+    """Numbers of an evaluation whose returns are all equal, and so have no interval."""
+    numbers = {"success_mean": success, "success_low": low, "success_high": high}
+    numbers |= {"return_mean": 1.0, "return_low": 1.0, "return_high": 1.0}
+    numbers |= {"trials": {"mean": [1.0]}, "length_mean": 3.0, "num_episodes": 9, "finished": 1.0}
+    return numbers | more
+
+
+@pytest.mark.parametrize(
+    ("control", "is_named"),
+    [((0.4, 0.2, 0.6), True), ((0.1, 0.0, 0.3), False), (None, False)],
+)
+def test_a_control_whose_interval_overlaps_that_of_the_agent_shows_no_benefit_of_memory(
+    capsys, control, is_named
+):
+    numbers = played(0.7, 0.5, 0.9, gamma=0.9, acting=True)
+    if control is not None:
+        numbers["control"] = played(*control)
+    run = {"source": "runs/a", "evaluated_on": "new mazes", "gammas": [numbers]}
+    evaluations.print_tables({"run": [run], "against": []}, {})
+    out = capsys.readouterr().out
+    assert ("no benefit of memory is shown" in out) == is_named
+    assert ("howto/probe.html" in out) == is_named
+    assert "1 (no interval)" in out
 
 
 def test_every_curve_of_the_picture_names_its_run_and_runs_of_one_name_their_place():
@@ -278,7 +305,8 @@ def test_one_run_of_a_task_says_nothing_of_other_seeds(run):
     told.append(report["improvement"]["return"])
     assert [(one["low"], one["high"]) for one in told] == [(None, None)] * 3
     assert report["improvement"]["return"]["value"] in (0.0, 0.5, 1.0)
-    assert "[-]" in out.split("how likely")[1]
+    assert "(no interval)" in out.split("how likely")[1]
+    assert "[-]" not in out
 
 
 def test_what_can_be_known_before_is_refused_before_anything_is_played(run, monkeypatch):

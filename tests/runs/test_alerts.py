@@ -122,6 +122,18 @@ def test_overfitting_that_is_never_observed_is_named_once_with_the_settings(caps
     assert not having(lines, "overfitting")
 
 
+def test_few_episodes_do_not_blame_the_capacity_and_are_named_once_in_all_sessions(capsys):
+    rates = ("+env.settings.ends=30", "schedule.updates_per_step=0.5", "replay.held_out=100")
+    run, lines = train(capsys, *MANY, *rates, "budget.env_steps=600", "run.name=a")
+    (line,) = having(lines, "overfitting is not observed yet")
+    assert "nothing needs to be done" in line
+    assert "replay.capacity" not in line
+    more = ("budget.env_steps=900", "run.name=a", "resume=true")
+    further, lines = train(capsys, *MANY, *rates, *more)
+    assert further.progress.updates > run.progress.updates
+    assert not having(lines, "overfitting")
+
+
 def test_a_run_that_ends_before_its_first_update_says_so(capsys):
     late = ("schedule.learning_starts=100000", "budget.minutes=0.005", "budget.updates=null")
     run, lines = train(capsys, "+env.settings.ends=5", *late)

@@ -87,21 +87,22 @@ def test_unknown_and_non_finite_numbers_are_shown_as_a_dash():
     show(bar, run, env_steps=0, updates=0)
     clock.now = 1.0
     show(bar, run, env_steps=1, updates=0, loss=float("nan"))
-    assert "success -  loss -" in stream.getvalue()
+    assert "success - (no episode yet)  loss -" in stream.getvalue()
     assert "? left" in stream.getvalue()
 
 
 @pytest.mark.parametrize(
     ("num_envs", "episodes", "shown"),
     [
-        (1, 1, "success -"),
-        (1, 9, "success -"),
+        (1, 1, "success - (1 of 10 episodes)"),
+        (1, 9, "success - (9 of 10 episodes)"),
         (1, 10, "success 1.000 (10 episodes)"),
-        (16, 10, "success -"),
+        (16, 10, "success - (10 of 16 episodes)"),
         (16, 16, "success 1.000 (16 episodes)"),
-        (512, 99, "success -"),
+        (512, 99, "success - (99 of 100 episodes)"),
         (512, 100, "success 1.000 "),
         (None, 10, "success 1.000 (10 episodes)"),
+        (None, 0, "success -"),  # of a recipe without environments
     ],
 )
 def test_outcomes_are_shown_when_every_environment_may_have_ended_an_episode(

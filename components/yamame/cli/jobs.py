@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
@@ -28,6 +27,7 @@ from yamame.checks import UsageError
 from yamame.cli.command_line import CommandLine, check_launch, jobs_of, keys_of, label_of
 from yamame.cli.explain import naming_job
 from yamame.cli.failures import is_reported, report
+from yamame.cli.job_table import are_planned, print_table
 from yamame.cli.names import run_name
 from yamame.cli.nodes import check
 from yamame.cli.sections import Config
@@ -39,7 +39,6 @@ from yamame.files.identity import key_of
 from yamame.system.installed import recipe_command
 from yamame.system.messages import first_line, one_line, print_stderr, print_stdout, printable
 from yamame.system.user_code import formatted
-from yamame.tracking.sweep import groups_of
 from yamame.tracking.tracker import EXPERIMENT, TRACKING_URI
 
 Outcome = Literal["ran", "resumed", "done", "failed", "stopped"]
@@ -263,6 +262,11 @@ def note_objective(metric: str) -> None:
     _note(metric=metric)
 
 
+def note_hardly_learned() -> None:
+    """Note in the file of a job that its agent has hardly learned."""
+    _note(hardly_learned=True)
+
+
 def _note(**entries: Any) -> None:
     if SWEEP_VARIABLE in os.environ and is_job():
         file = _job_file()
@@ -279,7 +283,7 @@ def _describe_job(planned: Path) -> str:
     number = HydraConfig.get().job.num
     jobs = json.loads(planned.read_text()) if planned.exists() else []
     own = overrides()
-    if _are_planned({number: own}, jobs):
+    if are_planned({number: own}, jobs):
         common = set.intersection(*map(set, jobs))
         own = [text for text in jobs[number] if text not in common]
     count = f" ({number + 1} of {len(jobs)})" if jobs else ""
@@ -330,7 +334,9 @@ def recorded_job(result: JobResult, command: str, cfg: DictConfig) -> Iterator[N
         noted = json.loads(file.read_text())
         if record["outcome"] == "ran" and noted.get("resumed"):
             record["outcome"] = "resumed"
-        write_json(file, {**record, "metric": noted.get("metric")})
+        for name in ("metric", "hardly_learned"):
+            record[name] = noted.get(name)
+        write_json(file, record)
 
 
 def explain_lost(error: Exception) -> str | None:
@@ -383,77 +389,9 @@ def table_of_jobs(
             for file in sorted(folder.glob("*.json"), key=lambda file: int(file.stem)):
                 jobs[int(file.stem)] = json.loads(file.read_text())
             if jobs:
-                _print_table(jobs, planned, reports)
+                print_table(jobs, planned, reports)
     if any(job["outcome"] == "failed" for job in jobs.values()):
         raise SystemExit(1)
-
-
-def _print_table(
-    jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[str]], reports: Sequence[str]
-) -> None:
-    """Print a line per job, the means of groups, and the commands that may follow.
-
-    The line of a job has its number, outcome, the overrides that not all jobs have, and its
-    objective or error.
-    """
-    metrics = {str(job["metric"]) for job in jobs.values() if job.get("metric")}
-    objective = metrics.pop() if len(metrics) == 1 else "objective"
-    rows = _rows(jobs, planned, objective)
-    _print_rows(rows)
-    means = _means(jobs, objective)
-    if means:
-        print_stdout("")
-        _print_rows(means)
-        print_stdout("")
-
-    outcomes = {row[1] for row in rows}
-    if outcomes & {"not begun", "stopped"}:
-        print_stdout("next: the same command (runs continue unless run.overwrite=true)")
-    elif outcomes & {"ran", "resumed", "done"}:
-        for command in reports:
-            print_stdout(f"next: {command}")
-
-
-def _print_rows(rows: Sequence[Sequence[str]]) -> None:
-    """Print a table in columns, whose last one is not padded."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    widths[-1] = 0
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        print_stdout("  ".join(cells).rstrip())
-
-
-def _means(jobs: Mapping[int, Mapping[str, Any]], objective: str) -> list[tuple[str, ...]]:
-    """Return the mean objective of each group of jobs that differ in their seed alone.
-
-    Returns:
-        Rows of a table with its head; none if no group has several jobs with an objective.
-    """
-    groups = groups_of(jobs)
-    if max(map(len, groups.values())) < 2:
-        return []
-    rows: list[tuple[str, ...]] = [("group", "jobs", f"mean {objective}")]
-    for name, values in groups.items():
-        mean = f"{fmean(values):.4g}" if values else "-"
-        rows.append((name, str(len(values)), mean))
-    return rows
-
-
-def _rows(
-    jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[str]], objective: str
-) -> list[tuple[str, ...]]:
-    """Return a row per job, planned or begun, after the head of the table."""
-    begun = {number: job["overrides"] for number, job in jobs.items()}
-    given = dict(enumerate(planned)) if _are_planned(begun, planned) else begun
-    common = set.intersection(*map(set, given.values()))
-    has_failed = any(job["outcome"] == "failed" for job in jobs.values())
-    result = f"{objective} or error" if has_failed else objective
-    rows: list[tuple[str, ...]] = [("job", "outcome", "overrides", result)]
-    for number, texts in given.items():
-        job = jobs.get(number, {"outcome": "not begun", "result": ""})
-        own = shlex.join(text for text in texts if text not in common)
-        rows.append((str(number), job["outcome"], own, job["result"]))
-    return rows
 
 
 def _report_of(cfg: DictConfig) -> str | None:
@@ -472,20 +410,3 @@ def _report_of(cfg: DictConfig) -> str | None:
         if value != default:
             command += f" {shlex.quote(f'store.{key}={value}')}"
     return command
-
-
-def _are_planned(begun: Mapping[int, list[str]], planned: Sequence[list[str]]) -> bool:
-    """Return whether the jobs are among the planned ones, which they are not with ``shuffle()`` or
-    where a search chooses them.
-    """
-    # Hydra may spell the overrides that all jobs have otherwise.
-    shared = set.intersection(*map(set, planned)) if planned else set()
-    for number, texts in begun.items():
-        if number >= len(planned):
-            return False
-        plan = planned[number]
-        if not set(plan) - shared <= set(texts):
-            return False
-        if not set(map(key_of, texts)) <= set(map(key_of, plan)):
-            return False
-    return True

@@ -68,6 +68,7 @@ _COMPONENTS = {
         "updates_allowed?": Real,
         "observed_updates?": Real,
         "observed_steps?": Real,
+        "unobserved?": str,
         "aborted?": Real,
         "outcomes?": [Real],
         "outcome_is?": str,

@@ -17,9 +17,12 @@ from yamame.report.aggregate import Statistic, aggregate, probability_of_improve
 from yamame.report.figures import draw_attention, learning_curve
 from yamame.report.memory import draw_memory
 from yamame.report.terminal import print_columns
+from yamame.system.installed import documentation_page
+from yamame.system.messages import print_stdout
 
 Numbers = Mapping[str, Any]
 METRICS = ("success", "return")
+_PAGE = documentation_page("howto/probe")
 _SHARED = ("run", "gamma", "episodes", "tasks", "interval over", "played to the end")
 """Columns that a table leaves out if all of its rows agree."""
 _PICTURES = (
@@ -206,6 +209,13 @@ def print_tables(
     if shared:
         title += ": " + ", ".join(f"{name} {value}" for name, value in shared.items())
     print_columns(title, rows)
+    for run in runs:
+        if _shows_no_benefit(acting_numbers(run)):
+            whose = f"{run['source']}: " if len(runs) > 1 else ""
+            print_stdout(
+                f"{whose}no benefit of memory is shown on these tasks: scores with and without "
+                f"memory are not clearly different; test whether the tasks need memory: {_PAGE}"
+            )
 
     for name, of_run in memory.items():
         print_columns(f"memory of {name}", of_run)
@@ -216,6 +226,25 @@ def print_tables(
         for metric, estimate in report["improvement"].items():
             rows.append({"metric": metric, "probability": format_interval(**estimate)})
         print_columns("how likely a run is better than one of against", rows)
+
+
+def _shows_no_benefit(numbers: Numbers) -> bool:
+    """Return whether the intervals of the agent and of the control without memory overlap.
+
+    Those of every reported metric must overlap. The return of a single episode has no interval.
+    """
+    if "control" not in numbers:
+        return False
+    control = numbers["control"]
+    overlaps = []
+    for metric in METRICS:
+        low, high = f"{metric}_low", f"{metric}_high"
+        has_interval = metric == "success" or numbers["num_episodes"] > 1
+        if low in numbers and has_interval:
+            is_above = numbers[low] > control[high]
+            is_below = numbers[high] < control[low]
+            overlaps.append(not (is_above or is_below))
+    return bool(overlaps) and all(overlaps)
 
 
 def _split_shared(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -277,9 +306,9 @@ def format_interval(
     """Format a number, its interval and the name of the interval.
 
     >>> format_interval(0.5, 0.25, 0.75, "Student"), format_interval(1.0, None, None)
-    ('0.5 [0.25, 0.75] Student', '1 [-]')
+    ('0.5 [0.25, 0.75] Student', '1 (no interval)')
     """
-    text = f"{value:.3g} [-]"
+    text = f"{value:.3g} (no interval)"
     if low is not None and high is not None and with_width(low, high) is not None:
         text = f"{value:.3g} [{low:.3g}, {high:.3g}]"
     return text if method is None else f"{text} {method}"

@@ -7,7 +7,8 @@ above that of random actions look like any other in their tables.
 import contextlib
 
 from yamame import distributed
-from yamame.cli.jobs import is_part
+from yamame.cli.job_table import PAGE
+from yamame.cli.jobs import is_part, note_hardly_learned
 from yamame.cli.nodes import select
 from yamame.evaluation import EvaluationResult
 from yamame.evaluation.bound import declared_limit
@@ -15,9 +16,7 @@ from yamame.runs.alerts import steps_of_evaluation
 from yamame.runs.held_out import play_held_out
 from yamame.runs.results import ended_by
 from yamame.runs.state import RunState
-from yamame.system.installed import documentation_page
 
-PAGE = documentation_page("howto/does_not_learn")
 _MOST_SECONDS = 3.0
 """Time of an evaluation that is always repeated with random actions."""
 _MOST_SHARE = 0.03
@@ -37,6 +36,7 @@ def advice(run: RunState, result: EvaluationResult, seconds: float) -> str | Non
     findings = _findings(run, result, seconds)
     if not findings:
         return None
+    note_hardly_learned()
     lines = [f"{run.name} has hardly learned:"]
     for finding in findings:
         lines.append(f"  - {finding}")

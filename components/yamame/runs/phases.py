@@ -84,11 +84,7 @@ def regulate(run: Run, learner: Learner, replay: Any) -> None:
     if distributed.any_rank(replay.num_held_out < _FEWEST_HELD_OUT):
         online = progress.updates - int(run.cfg.schedule.offline_updates)
         if progress.observed_updates == 0 and online >= _UPDATES_UNOBSERVED:
-            print_once(
-                "overfitting cannot be observed, because the replay buffer holds fewer than "
-                f"{_FEWEST_HELD_OUT} held-out trajectories: the updates per step stay as they are; "
-                "increase replay.capacity or decrease replay.held_out"
-            )
+            _report_unobserved(run, replay)
         return
 
     progress.observed_updates = progress.updates
@@ -101,6 +97,35 @@ def regulate(run: Run, learner: Learner, replay: Any) -> None:
         losses.append(float(metrics.get("loss_critic", metrics["loss"])))
     with warnings_as_lines(UserWarning, prints=distributed.is_rank0()):
         run.regulator.observe(*losses)
+
+
+def _report_unobserved(run: Run, replay: Any) -> None:
+    """Print why overfitting was not observed, unless this session or a former one has printed it.
+
+    Too few episodes may have ended. If the buffer has already dropped trajectories, further
+    episodes do not help.
+    """
+    progress = run.progress
+    num_appended = getattr(replay, "write_count", 0)  # custom buffers may not count
+    is_full = distributed.any_rank(num_appended > len(replay))
+    reason = "full" if is_full else "few"
+    if progress.unobserved == reason:
+        return
+    progress.unobserved = reason
+    if not distributed.is_rank0():
+        return
+    if is_full:
+        print_once(
+            "overfitting cannot be observed, because the replay buffer is full and holds fewer "
+            f"than {_FEWEST_HELD_OUT} held-out trajectories: the updates per step stay as they "
+            "are; increase replay.capacity or decrease replay.held_out"
+        )
+    else:
+        print_once(
+            f"overfitting is not observed yet: {progress.episodes:,} episodes have ended, too few "
+            f"for {_FEWEST_HELD_OUT} held-out trajectories; until then, the updates per step stay "
+            "as they are; nothing needs to be done"
+        )
 
 
 def learn_offline(run: Run, learner: Learner, batches: Prefetcher) -> None:

@@ -226,14 +226,22 @@ def describe_run(run: RunState) -> list[str]:
 
 
 def _recent(run: RunState) -> str:
-    """Format the mean outcome of recent episodes, and their number while it is below `RECENT`."""
+    """Format the mean outcome of recent episodes, and their number while it is below `RECENT`.
+
+    Before it is shown, the line has the number of episodes that have ended and that of the episodes
+    from which it is shown.
+    """
     name = run.progress.outcome_name
     episodes = len(run.progress.outcomes)
     # The first episodes to end are the shortest, often the successful ones: their mean would be too
     # high until about every environment has ended one.
     num_envs = run.config["schedule"].get("num_envs") or 0
-    if episodes < min(max(num_envs, _FEWEST), RECENT):
-        return f"{name} -"
+    fewest = min(max(num_envs, _FEWEST), RECENT)
+    if episodes == 0:
+        # Recipes without environments have no episodes to wait for.
+        return f"{name} - (no episode yet)" if num_envs else f"{name} -"
+    if episodes < fewest:
+        return f"{name} - ({episodes} of {fewest} episodes)"
     unit = "episode" if episodes == 1 else "episodes"
     few = f" ({episodes} {unit})" if episodes < RECENT else ""
     return f"{name} {_number(run.progress.outcome, '.3f')}{few}"

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from yamame import distributed
 from yamame.checks import UsageError
-from yamame.cli.jobs import AlreadyDone, note_objective
+from yamame.cli.jobs import AlreadyDone, is_part, note_objective
 from yamame.files.atomic import read_json
 from yamame.files.checkpoint import LoadedCheckpoint
 from yamame.files.identity import compare_config, differing, leaves_what_was_done
@@ -99,7 +99,35 @@ def restore(run: RunState) -> LoadedCheckpoint:
     with contextlib.suppress(FileNotFoundError, UsageError):  # never written, or damaged
         run.costs.include_summary(read_json(run.path / "summary.json"))
     _forget_stop(run, loaded.config)
+    run.resumed_at = (run.progress.env_steps, run.progress.updates)
     return loaded
+
+
+def without_progress(run: RunState) -> str | None:
+    """Return why a resumed session has made neither a step nor an update before a limit of time.
+
+    Call it before the last evaluation, which takes time as well.
+
+    Returns:
+        A line; None if the session has made any, or if no limit of time ended it.
+    """
+    counts = {"env_steps": run.progress.env_steps, "updates": run.progress.updates}
+    if is_part() or run.progress.stopped or run.resumed_at != tuple(counts.values()):
+        return None
+    limit = run.budget.ended(**counts)
+    if limit == "cpu_s":
+        unit, start = "CPU-seconds", run.costs.session_cpu_s
+    elif limit == "minutes":
+        unit, start = "minutes", run.budget.session_s / 60
+    else:
+        return None
+
+    total = getattr(run.budget, limit)
+    left = run.budget.left(**counts)[limit] + start
+    reason = f"all {total:g} {unit} of budget.{limit} had been used up before"
+    if left > 0:
+        reason = f"the start took {start:.3g} {unit}, and {left:.3g} of {total:g} were left"
+    return f"{run.name}: resumed, but no update was made: {reason}; raise budget.{limit}"
 
 
 def _forget_stop(run: RunState, saved: Mapping[str, Any]) -> None:

@@ -134,7 +134,7 @@ class Run(RunState):
         self._last_evaluation: tuple[tuple[int, int], EvaluationResult] | None = None
         self._evaluation_s = 0.0
         self._saved_s = time.monotonic()
-        self._advice: str | None = None
+        self._advice: list[str | None] = []
 
     def __enter__(self) -> Self:
         mode = resume_mode(self.cfg)
@@ -188,10 +188,8 @@ class Run(RunState):
         self.components = self._all_components(components)
         self.guard.kept = {"agent": components["agent"]}
 
-        checkpoint = None
-        if self.resumed:
-            checkpoint = resuming.restore(self)
-            self._saved = self._counts
+        checkpoint = resuming.restore(self) if self.resumed else None
+        self._saved = self.resumed_at
         if not self.progress.outcomes:  # no episode has ended yet
             has_success = "success" in held_out.observation_spec.keys()
             self.progress.outcome_name = "success" if has_success else "return"
@@ -411,12 +409,13 @@ class Run(RunState):
 
     def finish(self) -> float:
         """Evaluate, save and log the artifacts; return the score."""
+        idle = resuming.without_progress(self)
         result = self.evaluate()
         self.save(result)
         # From here on the run is finished, whatever happens to its pictures.
         self.objective = score(result)
         note_objective("return" if result.success is None else "success")
-        self._advice = advice(self, result, self._evaluation_s)
+        self._advice = [idle, advice(self, result, self._evaluation_s)]
         distributed.on_rank0(lambda: results.log_artifacts(self))
         return self.objective
 
@@ -442,8 +441,9 @@ class Run(RunState):
                 self._claim.close()
             finally:
                 end_lines()
-                if self._advice is not None and distributed.is_rank0():
-                    print_stderr(self._advice)  # beside the commands of the summary
+                for text in self._advice:  # beside the commands of the summary
+                    if text is not None and distributed.is_rank0():
+                        print_stderr(text)
                 if self.directory.begun:
                     self._call_on_end()
         if self.directory.begun or isinstance(error, UsageError):

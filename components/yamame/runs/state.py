@@ -29,6 +29,8 @@ class RunState(ABC):
         name: Name of the run.
         path: Directory of the run.
         resumed: Whether the run continues from a checkpoint.
+        resumed_at: Environment steps and updates at which this session has resumed the run; None
+            if it has begun it.
         progress: Counters, saved with every checkpoint.
         budget: Limits that end the run.
         guard: Skips updates with NaN or Inf, and stores the evidence.
@@ -53,6 +55,7 @@ class RunState(ABC):
     name: str
     path: Path
     resumed: bool
+    resumed_at: tuple[int, int] | None = None
     progress: Progress
     budget: Budget
     guard: NonFiniteGuard

@@ -101,7 +101,12 @@ class Budget:
     @property
     def elapsed_s(self) -> float:
         """Wall-clock seconds of this run, former sessions included."""
-        return self._earlier_s + self._clock() - self._start
+        return self._earlier_s + self.session_s
+
+    @property
+    def session_s(self) -> float:
+        """Wall-clock seconds since the last `start`."""
+        return self._clock() - self._start
 
     def _spent(self, env_steps: float, updates: float) -> dict[str, float]:
         """Return the spent amount by the name of the limit."""
@@ -143,6 +148,15 @@ class Budget:
                 return name
         return None
 
+    def left(self, *, env_steps: int, updates: int) -> dict[str, float]:
+        """Return the amount that is left of each limit; negative if more was spent.
+
+        >>> Budget(updates=10).left(env_steps=50, updates=12)
+        {'updates': -2.0}
+        """
+        spent = self._spent(env_steps, updates)
+        return {name: limit - spent[name] for name, limit in self._limits.items()}
+
     def remaining_s(
         self, *, env_steps: int, updates: int, env_steps_per_s: float, updates_per_s: float
     ) -> float | None:
@@ -152,7 +166,7 @@ class Budget:
             Seconds; None if no limited quantity has a speed.
         """
         spent = self._spent(env_steps, updates)
-        session_s = self._clock() - self._start
+        session_s = self.session_s
         cpu_per_s = (spent["cpu_s"] - self._cpu_at_start) / session_s if session_s > 0 else 0.0
         speeds = {
             "env_steps": env_steps_per_s,

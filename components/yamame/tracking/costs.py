@@ -101,7 +101,12 @@ class CostMeter:
 
     def recent_cpu_s(self) -> float:
         """Return `cpu_s` without looking for descendants more than once a second."""
-        return self._earlier["cpu_s"] + self._session_s(_LONGEST_AGE_S) + self._elsewhere_s
+        return self._earlier["cpu_s"] + self.session_cpu_s
+
+    @property
+    def session_cpu_s(self) -> float:
+        """CPU-seconds of this session alone, as recent as `recent_cpu_s`."""
+        return self._session_s(_LONGEST_AGE_S) + self._elsewhere_s
 
     def gather(self) -> None:
         """Add the seconds of the other ranks of torchrun until now; call it on all ranks."""

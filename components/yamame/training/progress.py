@@ -34,6 +34,8 @@ class Progress:
         updates_allowed: Updates that the steps since then allow, if their number is regulated.
         observed_updates: ``updates`` when overfitting was last observed.
         observed_steps: ``env_steps`` when overfitting was last observed.
+        unobserved: Printed reason why overfitting was not observed: ``few`` episodes have ended, or
+            the replay buffer is ``full``; empty if none was printed.
         aborted: Episodes that were dropped because the environment failed.
         outcomes: Success or return of the latest training episodes.
         outcome_name: Name of the outcome, ``success`` or ``return``.
@@ -68,6 +70,7 @@ class Progress:
         self.updates_allowed = 0.0
         self.observed_updates = 0
         self.observed_steps = 0
+        self.unobserved = ""
         self.aborted = 0
         self.outcomes: deque[float] = deque(maxlen=RECENT)
         self.outcome_name = "success"
@@ -147,6 +150,7 @@ class Progress:
             "updates_allowed": self.updates_allowed,
             "observed_updates": self.observed_updates,
             "observed_steps": self.observed_steps,
+            "unobserved": self.unobserved,
             "aborted": self.aborted,
             "outcomes": list(self.outcomes),
             "outcome_is": self.outcome_name,
@@ -175,6 +179,7 @@ class Progress:
         self.updates_allowed = state.get("updates_allowed", self.updates_allowed)
         self.observed_updates = state.get("observed_updates", self.observed_updates)
         self.observed_steps = state.get("observed_steps", self.observed_steps)
+        self.unobserved = state.get("unobserved", self.unobserved)
         self.aborted = state.get("aborted", self.aborted)
         self.outcomes = deque(state["outcomes"], maxlen=RECENT)
         self.outcome_name = state.get("outcome_is", self.outcome_name)
