@@ -231,19 +231,18 @@ def print_tables(
 def _shows_no_benefit(numbers: Numbers) -> bool:
     """Return whether the intervals of the agent and of the control without memory overlap.
 
-    Those of every reported metric must overlap. The return of a single episode has no interval.
+    Those of every metric must overlap, except of one for which neither has an interval.
     """
     if "control" not in numbers:
         return False
-    control = numbers["control"]
     overlaps = []
     for metric in METRICS:
-        low, high = f"{metric}_low", f"{metric}_high"
-        has_interval = metric == "success" or numbers["num_episodes"] > 1
-        if low in numbers and has_interval:
-            is_above = numbers[low] > control[high]
-            is_below = numbers[high] < control[low]
-            overlaps.append(not (is_above or is_below))
+        if f"{metric}_mean" not in numbers:
+            continue
+        low, high = numbers[f"{metric}_low"], numbers[f"{metric}_high"]
+        other_low, other_high = (numbers["control"][f"{metric}_{end}"] for end in ("low", "high"))
+        if with_width(low, high) is not None or with_width(other_low, other_high) is not None:
+            overlaps.append(low <= other_high and other_low <= high)
     return bool(overlaps) and all(overlaps)
 
 
