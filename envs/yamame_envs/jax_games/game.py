@@ -115,13 +115,7 @@ def gymnax_game(
     lacks_task = lacks_task and callable(getattr(env, "sample_task", None))
     if lacks_task:
         print_once(f"{owner}: {_NO_TASK}")
-    check_takes(owner, "reset_env", env.reset_env, "key", "params")
-    check_takes(owner, "step_env", env.step_env, "key", "state", "action", "params")
-    tells_end = getattr(env, "is_truncated", None)
-    if tells_end is not None:
-        condition = "be a method is_truncated(state, params)"
-        require(owner, "is_truncated", tells_end, callable(tells_end), condition)
-        check_takes(owner, "is_truncated", tells_end, "state", "params")
+    _check_methods(env, owner)
 
     def reset(key: Any, task: Any) -> tuple[Any, Any]:
         with _advice(f"{owner}: the game failed in reset_env", lacks_task):
@@ -156,6 +150,17 @@ def gymnax_game(
         time_limit=time_limit_of(params, env, owner=owner),
         draw_task=draw_task if callable(draw_task) else None,
     )
+
+
+def _check_methods(env: Any, owner: str) -> None:
+    """Raise unless the methods of an environment take the arguments of Gymnax."""
+    check_takes(owner, "reset_env", env.reset_env, "key", "params")
+    check_takes(owner, "step_env", env.step_env, "key", "state", "action", "params")
+    is_truncated = getattr(env, "is_truncated", None)
+    if is_truncated is not None:
+        condition = "be a method is_truncated(state, params)"
+        require(owner, "is_truncated", is_truncated, callable(is_truncated), condition)
+        check_takes(owner, "is_truncated", is_truncated, "state", "params")
 
 
 @contextmanager
