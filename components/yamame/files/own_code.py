@@ -19,7 +19,7 @@ def own_code(config: Mapping[str, Any]) -> dict[str, str]:
         Digests by name of the module.
     """
     try:
-        prefixes = tuple({need.prefix for need in needs_of(config) if need.prefix is not None})
+        prefixes = tuple(need.prefix for need in needs_of(config) if need.prefix is not None)
     except UsageError:
         return {}
     digests = {}
