@@ -9,6 +9,7 @@ Episode e of env i plays the task of seed ``fold(fold(seed, i), e)``: the same s
 tasks, and the tasks of an env do not depend on the number of envs.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
@@ -303,7 +304,8 @@ class ContextEnv(EnvBase):
                 times those of an action.
         """
         low, high = self.action_encoding.bounds(action.device)
-        if action.numel() != self.batch_size[0] * low.numel():
+        size = math.prod(self.action_encoding.action_shape)
+        if action.numel() != self.batch_size[0] * size:
             raise ValueError(
                 f"{self.label}: action must have shape {list(self.action_spec.shape)}, got "
                 f"{list(action.shape)}; an index is the argmax of a one-hot action"

@@ -65,6 +65,37 @@ def test_outside_of_a_run_a_signal_raises_at_once(number):
         work()
 
 
+def test_what_a_library_raises_when_it_is_interrupted_is_the_end_it_was_asked_for(capfd):
+    def library():
+        try:
+            send(signal.SIGTERM)
+            signal.pause()
+        finally:
+            raise AttributeError("state was half set")
+
+    def work():
+        with handling(at_once=True):
+            try:
+                library()
+            except AttributeError as error:
+                raise ValueError("in another module") from error
+
+    with pytest.raises(Terminated) as raised:
+        work()
+    assert raised.value.code == EXIT_STATUS
+    assert capfd.readouterr().err == "SIGTERM: ended before the run started\n"
+
+
+def test_an_error_of_a_run_that_was_asked_to_end_stays_an_error():
+    def work():
+        with handling(at_once=True), handling(at_once=False):
+            send(signal.SIGTERM)
+            raise ValueError("of the run")
+
+    with pytest.raises(ValueError, match="of the run"):
+        work()
+
+
 def test_what_was_noted_in_one_run_of_a_sweep_ends_the_next():
     with handling(at_once=True):
         with handling(at_once=False):

@@ -46,6 +46,10 @@ class Terminated(SystemExit):
         self.reported = False
 
 
+class _TerminatedAtOnce(Terminated):
+    """What a handler raised."""
+
+
 def received() -> signal.Signals | None:
     """Return the signal that requested the end of this process, or None."""
     return _received
@@ -87,6 +91,13 @@ def handling(*, at_once: bool) -> Iterator[None]:
     former = _install(_raise if at_once else _store)
     try:
         yield
+    except Exception as error:
+        # A library that was interrupted may fail while it handles `Terminated`.
+        ended = _cause(error)
+        if not at_once or ended is None:
+            raise
+        _print_not_begun(ended.signal)
+        raise ended from error
     except Terminated as ended:
         if at_once and not ended.reported and ended.signal is not None:
             _print_not_begun(ended.signal)
@@ -152,7 +163,21 @@ def _raise(number: int, frame: FrameType | None) -> None:
             # A module that imports another may catch any error. The run checks before it begins.
             return
         frame = frame.f_back
-    raise Terminated
+    raise _TerminatedAtOnce
+
+
+def _cause(error: BaseException) -> "_TerminatedAtOnce | None":
+    """Return the exception of `_raise` during whose handling an error was raised, or None."""
+    earlier: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while earlier:
+        one = earlier.pop()
+        if isinstance(one, _TerminatedAtOnce):
+            return one
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            earlier += [one.__cause__, one.__context__]
+    return None
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

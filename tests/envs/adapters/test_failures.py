@@ -329,3 +329,22 @@ def test_an_environment_that_cannot_be_made_is_an_error_at_once():
         HostedEnv(Broken, num_envs=1)
     with pytest.raises(OutsideError, match=r"No module named 'nothing' \(.*faulty_envs\.py:\d+\)"):
         HostedEnv(make_unimportable, num_envs=1)
+
+
+@pytest.mark.parametrize(
+    ("space", "right", "wrong"),
+    [
+        (spaces.Discrete(3), [2, 0], [[0, 0, 1], [1, 0, 0]]),
+        (spaces.Box(-1, 1, (2,)), [[0.5, 0.5]] * 2, [[0.5]] * 2),
+        (spaces.MultiDiscrete([2, 3]), [[1, 2]] * 2, [[0, 1, 0, 0, 1]] * 2),
+        (spaces.MultiDiscrete([4]), [[3], [1]], [[0, 0, 0, 1]] * 2),
+        (spaces.MultiBinary(3), [[1, 0, 1]] * 2, [[1, 0]] * 2),
+    ],
+)
+def test_actions_of_another_size_are_refused_and_those_of_the_size_are_not(space, right, wrong):
+    env = HostedEnv(lambda: Echo(spaces.Discrete(2), space), num_envs=2)
+    td = env.reset()
+    dtype = env.action_spec.dtype
+    with pytest.raises(ValueError, match=r"^HostedEnv: action must have shape \[2"):
+        env.step(td.clone().set("action", torch.tensor(wrong, dtype=dtype)))
+    env.step(td.set("action", torch.tensor(right, dtype=dtype)))
