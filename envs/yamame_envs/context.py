@@ -303,19 +303,25 @@ class ContextEnv(EnvBase):
             ValueError: An action is out of bounds, or there are more or fewer numbers than envs
                 times those of an action.
         """
+        self.check_action_size(action)
         low, high = self.action_encoding.bounds(action.device)
-        size = math.prod(self.action_encoding.action_shape)
-        if action.numel() != self.batch_size[0] * size:
-            raise ValueError(
-                f"{self.label}: action must have shape {list(self.action_spec.shape)}, got "
-                f"{list(action.shape)}; an index is the argmax of a one-hot action"
-            )
         in_bounds = (action >= low) & (action <= high)
         if not in_bounds.all():
             env_id = int((~in_bounds).nonzero()[0, 0])
             raise ValueError(
                 f"{self.label}: action must be in {low.tolist()}..{high.tolist()}, "
                 f"got {action[env_id].tolist()} in env {env_id} at step {int(step_index[env_id])}"
+            )
+
+    def check_action_size(self, action: Tensor) -> None:
+        """Raise ValueError if there are more or fewer numbers than envs times those of an
+        action.
+        """
+        size = math.prod(self.action_encoding.action_shape)
+        if action.numel() != self.batch_size[0] * size:
+            raise ValueError(
+                f"{self.label}: action must have shape {list(self.action_spec.shape)}, got "
+                f"{list(action.shape)}; an index is the argmax of a one-hot action"
             )
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:

@@ -291,6 +291,7 @@ class HostedEnv(ContextEnv):
         """See `ContextEnv.advance`."""
         actions = self._spaces.action
         current = self._current
+        self.check_action_size(action)
         batch = action.detach().cpu().numpy().astype(actions.dtype)
         over = current.column("done")
         wrong = actions.wrong(batch)
