@@ -94,7 +94,7 @@ def handling(*, at_once: bool) -> Iterator[None]:
     except Exception as error:
         # A library that was interrupted may fail while it handles `Terminated`.
         ended = _cause(error)
-        if not at_once or ended is None:
+        if not at_once or ended is None or ended.signal is None:
             raise
         _print_not_begun(ended.signal)
         raise ended from error
