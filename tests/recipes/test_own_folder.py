@@ -37,6 +37,9 @@ def test_a_sweep_over_own_and_other_encoders_trains_with_own_parts(play, folder)
     assert len(runs) == 2
     for run in runs:
         assert json.loads((run / "summary.json").read_text())["updates"] == 3
+    (told,) = [line for line in out.splitlines() if line.startswith("hardly learned: job 0")]
+    status, out, err = play("train", folder, *sweep, *TINY)
+    assert (status, out.splitlines().count(told)) == (0, 1), out  # of jobs that are done, too
     own = next(run for run in runs if "fading_sum" in run.name)
     with pytest.raises(UsageError, match=r"got 'mylab\.FadingSum'; .*must be in trust"):
         load_trained(own)

@@ -14,7 +14,7 @@ from yamame.evaluation import EvaluationResult
 from yamame.evaluation.bound import declared_limit
 from yamame.runs.alerts import steps_of_evaluation
 from yamame.runs.held_out import play_held_out
-from yamame.runs.results import ended_by
+from yamame.runs.results import HARDLY_LEARNED, ended_by
 from yamame.runs.state import RunState
 
 _MOST_SECONDS = 3.0
@@ -36,6 +36,7 @@ def advice(run: RunState, result: EvaluationResult, seconds: float) -> str | Non
     findings = _findings(run, result, seconds)
     if not findings:
         return None
+    run.extra[HARDLY_LEARNED] = True
     note_hardly_learned()
     lines = [f"{run.name} has hardly learned:"]
     for finding in findings:

@@ -31,6 +31,9 @@ from yamame.system.messages import add_note, described, print_stderr, print_stdo
 from yamame.system.user_code import formatted, is_failure, is_of_part
 from yamame.tracking.summary import Status, build_summary, versions
 
+HARDLY_LEARNED = "hardly_learned"
+"""Key of ``summary.json`` whose value is true if the agent has hardly learned."""
+
 
 def facts(env: EnvBase, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return metadata stored with a checkpoint: threads, versions, the agent's specs, and digests

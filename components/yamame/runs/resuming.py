@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from yamame import distributed
 from yamame.checks import UsageError
-from yamame.cli.jobs import AlreadyDone, is_part, note_objective
+from yamame.cli.jobs import AlreadyDone, is_part, note_hardly_learned, note_objective
 from yamame.files.atomic import read_json
 from yamame.files.checkpoint import LoadedCheckpoint
 from yamame.files.identity import compare_config, differing, leaves_what_was_done
@@ -88,6 +88,8 @@ def _raise_if_done(run: RunState, summary: Mapping[str, Any], saved: Mapping[str
     if run.is_spent(**counted) and counted.items() <= summary.items():
         run.objective = loaded.metric or 0.0
         note_objective(run.progress.outcome_name)
+        if summary.get(results.HARDLY_LEARNED):
+            note_hardly_learned()
         raise AlreadyDone(run)
 
 
