@@ -112,6 +112,10 @@ def _xland_with_rules_and_doors(**settings):
     return XLand(**{**rooms, "level": level, "num_trials": 2, "trial_limit": 6, **settings})
 
 
+def _xland_with_reset_steps(**settings):
+    return _xland(trial_end="reset_step", **settings)
+
+
 def _twin(kind):
     """The same in the environment that shows what is hidden."""
     return lambda **settings: kind(observable=True, **settings)
@@ -132,6 +136,7 @@ KINDS = {
     "bandits": _bandits,
     "xland": _xland,
     "xland, rules": _xland_with_rules_and_doors,
+    "xland, reset steps": _xland_with_reset_steps,
     **{
         f"{name}, twin": _twin(kind)
         for name, kind in (

@@ -29,6 +29,7 @@ from yamame_envs.xland.rulesets import LEVELS, Distribution, canonical, draw_rul
 
 Level = Literal["trivial", "small", "medium", "high"]
 Reward = Literal["timed", "success"]
+TrialEnd = Literal["soft_reset", "reset_step"]
 
 _NUM_GOAL_KINDS = 15
 _NUM_RULE_KINDS = 12
@@ -39,9 +40,9 @@ class XLand(BatchedEnv):
     """Grid of rooms with objects, a hidden goal and hidden rules, played in several trials.
 
     An episode has one ruleset and ``num_trials`` trials, each with a new layout: places of objects,
-    doors and agent. A trial ends at its goal or after ``trial_limit`` steps, and the step that ends
-    it shows the first timestep of the next one. The last trial shows its own last timestep;
-    ``success`` is to reach the goal in it.
+    doors and agent. A trial ends at its goal or after ``trial_limit`` steps. The last trial shows
+    its own last timestep, and the others by ``trial_end``; ``success`` is to reach the goal in the
+    last one.
 
     Actions: 0 forward, 1 turn right, 2 turn left, 3 pick up, 4 put down, 5 open or close a door.
     Goals are to hold a tile, to be next to one, or to put two next to each other, in any or in one
@@ -71,6 +72,10 @@ class XLand(BatchedEnv):
             ``trial_limit``, as in the original; ``success``, 1, so that the return of a trial is
             its success.
         direction: Observe the direction of the agent.
+        trial_end: Transition between trials. ``soft_reset``, as in the original: the step that ends
+            a trial shows the first timestep of the next one. ``reset_step``: it shows the last
+            timestep of its own trial, and the step after it leads to the next trial, whatever its
+            action, and pays nothing.
         split: Rulesets that episodes play: ``all``; ``train``, all but a share that is held out;
             ``test``, that share (`yamame_envs.split`).
         split_by: Held-out entries: ``rulesets``, a goal and the set of rules, whatever the objects;
@@ -110,6 +115,7 @@ class XLand(BatchedEnv):
         trial_limit: PositiveInt | None = None,
         reward: Reward = "timed",
         direction: bool = True,
+        trial_end: TrialEnd = "soft_reset",
         split: Split = "all",
         split_by: Literal["rulesets", "goals"] = "rulesets",
         observable: bool = False,
@@ -117,6 +123,7 @@ class XLand(BatchedEnv):
         device: str | torch.device = "cpu",
     ) -> None:
         require_choice(self.label, "reward", reward, get_args(Reward))
+        require_choice(self.label, "trial_end", trial_end, get_args(TrialEnd))
         require(self.label, "view_size", view_size, view_size % 2 == 1, "be odd")
         self.hold_out(split, split_by)
         self._distribution = self._distribution_of(level)
@@ -129,6 +136,8 @@ class XLand(BatchedEnv):
         self.num_trials = num_trials
         self._trial_limit = 3 * size * size if trial_limit is None else trial_limit
         self._reward = reward
+        self._has_reset_steps = trial_end == "reset_step" and num_trials > 1
+        num_reset_steps = num_trials - 1 if self._has_reset_steps else 0
         self._shows_direction = direction
         shape = (view_size, view_size, 2)
         observations: dict[str, TensorSpec] = {
@@ -140,7 +149,7 @@ class XLand(BatchedEnv):
         num_hidden += self._distribution.num_rules * (_NUM_RULE_KINDS + 3 * _ONE_PAIR)
         super().__init__(
             num_envs=num_envs,
-            time_limit=num_trials * self._trial_limit,
+            time_limit=num_trials * self._trial_limit + num_reset_steps,
             action=Categorical(NUM_ACTIONS),
             observations=observations,
             hidden=num_hidden if observable else 0,
@@ -213,15 +222,20 @@ class XLand(BatchedEnv):
     def begin(self, task: Tensors) -> Tensors:
         trial = torch.zeros_like(task["task_seed"])
         grid, pose = self._lay_out(task, trial)
-        return {
+        no = torch.zeros_like(trial, dtype=torch.bool)
+        state = {
             "grid": grid,
             "pose": pose,
             "pocket": torch.zeros_like(pose, dtype=torch.int16),
             "trial": trial,
             "trial_step": trial.clone(),
-            "trial_start": torch.ones_like(trial, dtype=torch.bool).unsqueeze(-1),
-            "ended": torch.zeros_like(trial, dtype=torch.bool).unsqueeze(-1),
+            "trial_start": ~no.unsqueeze(-1),
+            "ended": no.clone().unsqueeze(-1),
         }
+        if self._has_reset_steps:
+            # The next step begins a trial.
+            state["over"] = no.clone()
+        return state
 
     def _lay_out(self, task: Tensors, trial: Tensor) -> tuple[Tensor, Tensor]:
         """Return grid and pose at the start of trials ``[N]``."""
@@ -242,30 +256,41 @@ class XLand(BatchedEnv):
     def transition(
         self, task: Tensors, state: Tensors, action: Tensor
     ) -> tuple[Tensors, Tensor, Tensor]:
-        grid, pose, pocket = self._game.act(state["grid"], state["pose"], state["pocket"], action)
+        former = state["grid"], state["pose"], state["pocket"]
+        grid, pose, pocket = self._game.act(*former, action)
         grid, pocket, is_reached = self._test(task["program"], grid, pose, pocket, action)
         step = state["trial_step"] + 1
-        is_over = is_reached | (step >= self._trial_limit)
-        trial = state["trial"] + is_over
-        ended = trial >= self.num_trials
-        # The last trial does not begin again: its last timestep is still shown.
-        again = is_over & ~ended
+        extra: Tensors = {}
+        if self._has_reset_steps:
+            # The step after the end of a trial only leads to the next one.
+            again = state["over"]
+            is_reached = is_reached & ~again
+            is_over = (is_reached | (step >= self._trial_limit)) & ~again
+            trial = state["trial"] + again
+            ended = is_over & (trial == self.num_trials - 1)
+            extra["over"] = is_over & ~ended
+        else:
+            is_over = is_reached | (step >= self._trial_limit)
+            trial = state["trial"] + is_over
+            ended = trial >= self.num_trials
+            # The last trial does not begin again: its last timestep is still shown.
+            again = is_over & ~ended
         if self.num_trials > 1 and self._may_be_any(again):
             new_grid, new_pose = self._lay_out(task, trial.clamp(max=self.num_trials - 1))
             grid = torch.where(again.unsqueeze(-1), new_grid, grid)
             pose = torch.where(again, new_pose, pose)
             pocket = pocket.masked_fill(again, EMPTY)
-        reward = self._rewards.index_select(0, step) * is_reached
+        reward = self._rewards.index_select(0, step.clamp(max=self._trial_limit)) * is_reached
         changed = {
             "grid": grid,
             "pose": pose,
             "pocket": pocket,
             "trial": trial,
-            "trial_step": step.masked_fill(is_over, 0),
+            "trial_step": step.masked_fill(again | ended, 0),
             "trial_start": again.unsqueeze(-1),
             "ended": ended.unsqueeze(-1),
         }
-        return changed, reward.unsqueeze(-1), (ended & is_reached).unsqueeze(-1)
+        return {**changed, **extra}, reward.unsqueeze(-1), (ended & is_reached).unsqueeze(-1)
 
     def _test(
         self, program: Tensor, grid: Tensor, pose: Tensor, pocket: Tensor, action: Tensor

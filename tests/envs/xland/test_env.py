@@ -68,6 +68,46 @@ def test_the_goal_pays_and_ends_the_trial_and_the_last_one_the_episode(reward, f
     assert not step["truncated"].any()
 
 
+def test_with_a_step_between_trials_the_end_of_each_is_shown():
+    env = holding_env(reward="success", trial_end="reset_step")
+    plain = holding_env(reward="success")
+    for trial in range(3):
+        put_goal_in_front(env)
+        step = pick_up(env)
+        is_last = trial == 2
+        assert step["reward"].flatten().tolist() == [1.0, 1.0]
+        assert step["done"].all() == step["success"].all() == is_last
+        assert not step["trial_start"].any()
+        assert (env.env_state.state["pocket"] > 0).all()
+        if is_last:
+            break
+        # An action that would reach the goal again leads to the next trial, as any other does.
+        env.env_state.state["pocket"] = torch.zeros(2, dtype=torch.int16)
+        put_goal_in_front(env)
+        step = pick_up(env)
+        assert step["reward"].flatten().tolist() == [0.0, 0.0]
+        assert step["trial_start"].all()
+        assert not step["done"].any()
+        put_goal_in_front(plain)
+        other = pick_up(plain)
+        assert other["trial_start"].all()
+        for name in ("grid", "pose", "pocket"):
+            assert torch.equal(env.env_state.state[name], plain.env_state.state[name]), name
+
+
+@pytest.mark.parametrize("num_trials", [1, 3])
+def test_steps_between_trials_are_beyond_the_limit_of_a_trial(num_trials):
+    env = XLand(num_envs=2, size=6, num_trials=num_trials, trial_limit=5, trial_end="reset_step")
+    horizon = 5 * num_trials + num_trials - 1
+    current = env.reset()
+    starts = [current["trial_start"].all()]
+    for index in range(horizon):
+        step, current = env.step_and_maybe_reset(current.set("action", torch.full((2,), 1)))
+        assert step["next", "done"].all() == (index == horizon - 1)
+        starts.append(step["next", "trial_start"].all())
+    assert [i for i, start in enumerate(starts) if start] == [0, 6, 12][:num_trials]
+
+
 def test_a_trial_without_success_ends_at_its_limit():
     env = XLand(num_envs=2, size=6, num_trials=3, trial_limit=5)
     current = env.reset()
