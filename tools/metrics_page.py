@@ -85,8 +85,8 @@ SECTIONS = {
     ),
     "collector/": (
         "Collecting",
-        "Logged after each iteration. All except the first are logged only with `collector=ray` "
-        "([several machines](scale.md)).",
+        "Logged after each iteration. All except the first two are logged only with "
+        "`collector=ray` ([several machines](scale.md)).",
     ),
     "curriculum/": (
         "Tasks",

@@ -32,7 +32,7 @@ def test_cpu_seconds_end_a_run_in_order_and_those_of_former_sessions_count(compo
     capsys.readouterr()
     yamame.train(*TINY, *steps, f"budget.cpu_s={spent}", "resume=true")
     (line,) = [line for line in capsys.readouterr().err.splitlines() if idle in line]
-    assert "used up before; raise budget.cpu_s" in line
+    assert "used up before; set budget.cpu_s=" in line
     spent = components(run.path)["costs"]["cpu_s"] + 60  # far more than the end of that session
     summary = run.path / "summary.json"
     summary.write_text(json.dumps({**json.loads(summary.read_text()), "cpu_s": spent}))
@@ -45,6 +45,61 @@ def test_cpu_seconds_end_a_run_in_order_and_those_of_former_sessions_count(compo
     assert further.progress.env_steps > 0
     assert further.summary["cpu_s"] >= spent + 1.5
     assert idle not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit", ["env_steps", "updates", "minutes", "cpu_s"])
+def test_a_limit_without_end_is_refused(limit):
+    with pytest.raises(UsageError, match=rf"budget.{limit}: must be .*below inf.*, got inf"):
+        yamame.train(*TINY, f"budget.{limit}=inf")
+
+
+def test_a_run_that_would_never_end_is_refused():
+    updates = ("budget.env_steps=null", "budget.updates=3", "schedule.updates_per_step=0")
+    with pytest.raises(
+        UsageError, match=r"updates_per_step: must be positive where budget.updates"
+    ):
+        yamame.train(*TINY, *updates)
+    run = yamame.train(*TINY, *updates, "budget.minutes=0.001")
+    assert run.summary["ended_by"] == "budget.minutes=0.001"
+
+
+def test_the_command_with_a_larger_budget_is_printed_and_continues_the_run(capsys):
+    run = yamame.train(*TINY, "budget.updates=2", "resume=auto")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "larger budget" in line]
+    words = line.partition("  #")[0].split()
+    assert words[:2] == ["yamame", "train"]
+    assert words[-2:] == ["resume=true", "budget.updates=4"]
+    longer = yamame.train(*words[2:])
+    assert (longer.path, longer.progress.updates) == (run.path, 4)
+
+
+def test_a_start_that_takes_the_whole_budget_is_named(capsys):
+    yamame.train(*TINY, "budget.updates=null", "budget.minutes=null", "budget.cpu_s=0.01")
+    err = capsys.readouterr().err
+    assert "the run ended before the first one (budget.cpu_s=0.01, of which the start took" in err
+
+
+class Learning(yamame.Callback):
+    """Keeps the metrics of the schedules."""
+
+    def __init__(self):
+        self.shares = []
+
+    def on_log(self, run, metrics, step):
+        names = ("train/learning_rate_share", "collector/exploration_share")
+        if all(name in metrics for name in names):
+            self.shares.append([metrics[name] for name in names])
+
+
+def test_the_shares_of_the_schedules_are_logged():
+    seen = Learning()
+    steps = ("budget.updates=null", "budget.env_steps=1024", "schedule.steps_per_iteration=64")
+    yamame.train(*TINY, *steps, "schedule.warmup_updates=5", callbacks=[seen])
+    rates = [rate for rate, _ in seen.shares]
+    noise = [noise for _, noise in seen.shares]
+    assert noise == sorted(noise, reverse=True)
+    assert (noise[-1], max(noise) > 0.5) == (0.0, True)
+    assert (rates[-1], max(rates)) == (pytest.approx(0.0, abs=0.1), pytest.approx(0.8, abs=0.2))
 
 
 class Curves(yamame.Callback):

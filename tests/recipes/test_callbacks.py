@@ -101,7 +101,7 @@ def test_events_come_in_the_order_of_the_loop_and_looking_changes_nothing(compon
 
 def test_playing_at_random_changes_no_number_of_a_run(monkeypatch, components, differing):
     run = yamame.train(*TINY)
-    monkeypatch.setattr("yamame.runs.advice.play_randomly", lambda run, seconds: None)
+    monkeypatch.setattr("yamame.runs.advice.play_randomly", lambda run: None)
     other = yamame.train(*TINY, "run.name=b")
     assert differing(components(run.path), components(other.path)) == []
 

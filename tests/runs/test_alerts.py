@@ -222,7 +222,7 @@ def _result(returns, success=None):
 def test_scores_are_compared_by_their_intervals():
     low, high = _result([0.0, 1.0, 0.5, 0.2]), _result([10.0, 11.0, 10.5, 10.2])
     assert not_above(high, low) is None
-    assert "is not clearly above" in not_above(low, high)
+    assert "is below random actions" in not_above(low, high)
     assert "is not clearly above" in not_above(low, low)
     solved, half = _result([1.0] * 4, [True] * 4), _result([1.0] * 4, [True, False] * 2)
     for agent in (solved, half):
@@ -232,9 +232,10 @@ def test_scores_are_compared_by_their_intervals():
     never = [False] * 4
     assert "success" in not_above(_result([0.0, 1.0, 0.5, 0.2], never), _result([1.0] * 4, never))
     # Reward grows before success does.
-    assert (
-        not_above(_result([10.0, 11.0, 10.5, 10.2], never), _result([0.0, 1.0] * 2, never)) is None
-    )
+    higher = _result([10.0, 11.0, 10.5, 10.2], never)
+    assert "none of 4 episodes succeeded" in not_above(higher, _result([0.0, 1.0] * 2, never))
+    once = _result([10.0, 11.0, 10.5, 10.2], [True, False, False, False])
+    assert not_above(once, _result([0.0, 1.0] * 2, never)) is None
 
 
 @pytest.mark.parametrize("info", [{"is_success": True}, {"final_info": {"is_success": True}}])

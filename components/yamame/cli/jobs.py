@@ -47,8 +47,13 @@ _PLANNED = "planned"
 _PRINTS_ONE_LINE: ContextVar[bool] = ContextVar("prints_one_line", default=False)
 
 
-def resuming_command(num_processes: int) -> str:
-    """Return the command that resumes the present run from the working directory."""
+def resuming_command(num_processes: int, **changed: float) -> str:
+    """Return the command that resumes the present run from the working directory.
+
+    Args:
+        num_processes: Number of processes of the run.
+        changed: Limits of its budget that the command changes.
+    """
     hydra_config = HydraConfig.get()
     start = recipe_command(hydra_config.job.name)
     if num_processes > 1 and is_slurm_step():
@@ -62,10 +67,13 @@ def resuming_command(num_processes: int) -> str:
         start = f"torchrun --nproc-per-node={per_node} {program}"
 
     arguments = _places()
+    limits = {f"budget.{name}": f"{limit:.15g}" for name, limit in changed.items()}
     for text in overrides():
-        if key_of(text) not in ("resume", "run.overwrite"):
+        if key_of(text) not in ("resume", "run.overwrite", *limits):
             arguments.append(text)
-    return f"{start} {shlex.join([*arguments, 'resume=true'])}"
+    arguments.append("resume=true")
+    arguments += [f"{key}={limit}" for key, limit in limits.items()]
+    return f"{start} {shlex.join(arguments)}"
 
 
 def command() -> str:
@@ -217,19 +225,24 @@ def check_sweep(line: CommandLine, model: type[Config] | None) -> CheckedSweep:
                 reports.append(report)
             if OmegaConf.is_dict(cfg.get("run")):
                 path = (Path(cfg.run.root) / run_name(cfg, hydra_config)).resolve()
-                _claim_directory(path, label_of(line, number, job), owners)
+                is_named = cfg.run.get("name") is not None
+                _claim_directory(path, label_of(line, number, job), owners, is_named=is_named)
     return CheckedSweep(sweep_dir, [] if line.is_search else jobs, reports, devices)
 
 
-def _claim_directory(path: Path, label: str, owners: dict[Path, str]) -> None:
+def _claim_directory(path: Path, label: str, owners: dict[Path, str], *, is_named: bool) -> None:
     """Note the job of a directory; raise if another one has it."""
     other = owners.setdefault(path, label)
-    if other != label:
-        raise UsageError(
-            f"run.name: the jobs of a sweep must have separate directories, {other} and "
-            f"{label} share {path}; leave run.name out, or let it name what differs, as "
-            "run.name='mine-${seed}'"
-        )
+    if other == label:
+        return
+    remedy = "leave run.name out, or let it name what differs, as run.name='mine-${seed}'"
+    if not is_named:
+        # Settings that a run may change when it continues are no part of its name.
+        remedy = "name the setting that differs, as in run.name='mine-${budget.cpu_s}'"
+    raise UsageError(
+        f"run.name: the jobs of a sweep must have separate directories, {other} and "
+        f"{label} share {path}; {remedy}"
+    )
 
 
 # Files of jobs.

@@ -7,6 +7,7 @@ help of the command line and docs/settings.md print the descriptions from here. 
 A new setting of a recipe is a field here, a value in the YAML file, and its use.
 """
 
+import math
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -43,18 +44,21 @@ class RunSettings(Section):
     """Delete an existing run of this name once the new one has been built without an error."""
 
 
+Limit = Annotated[float, Bounds(above=0, below=math.inf)]
+
+
 class BudgetSettings(Section):
     """Limits of the run. The first one reached ends it, with a checkpoint and an evaluation."""
 
-    env_steps: PositiveFloat | None
+    env_steps: Limit | None
     """Environment steps, over all environments; null: no limit."""
-    updates: PositiveFloat | None
+    updates: Limit | None
     """Gradient updates; null: no limit."""
-    minutes: Literal["auto"] | PositiveFloat | None
+    minutes: Literal["auto"] | Limit | None
     """Wall-clock minutes including evaluations, summed over resumed sessions; null: no limit; auto:
     two minutes, or no limit if another limit is given."""
     # Runs of earlier versions do not have it.
-    cpu_s: PositiveFloat | None = None
+    cpu_s: Limit | None = None
     """CPU-seconds of the process and its children since the start of the process, summed over
     resumed sessions and ranks; null: no limit."""
 

@@ -5,6 +5,9 @@ above that of random actions look like any other in their tables.
 """
 
 import contextlib
+import time
+
+from tensordict import TensorDictBase
 
 from yamame import distributed
 from yamame.cli.job_table import PAGE
@@ -15,25 +18,25 @@ from yamame.evaluation.bound import declared_limit
 from yamame.runs.alerts import steps_of_evaluation
 from yamame.runs.held_out import play_held_out
 from yamame.runs.results import HARDLY_LEARNED, ended_by
+from yamame.runs.schedules import exploration_of
 from yamame.runs.state import RunState
 
 _MOST_SECONDS = 3.0
-"""Time of an evaluation that is always repeated with random actions."""
+"""Time that an evaluation with random actions may take in every run."""
 _MOST_SHARE = 0.03
-"""Share of the time of a run that an evaluation with random actions may take."""
+"""Share of the time of a run that it may take beyond that."""
 
 
-def advice(run: RunState, result: EvaluationResult, seconds: float) -> str | None:
+def advice(run: RunState, result: EvaluationResult) -> str | None:
     """Return advice at the end of a run; None if there is none, or in a part of a larger recipe.
 
     Args:
         run: The run, after its last evaluation.
         result: Result of that evaluation.
-        seconds: Time that it took.
     """
     if is_part() or not run.advises:
         return None
-    findings = _findings(run, result, seconds)
+    findings = _findings(run, result)
     if not findings:
         return None
     run.extra[HARDLY_LEARNED] = True
@@ -45,14 +48,14 @@ def advice(run: RunState, result: EvaluationResult, seconds: float) -> str | Non
     return "\n".join(lines)
 
 
-def _findings(run: RunState, result: EvaluationResult, seconds: float) -> list[str]:
+def _findings(run: RunState, result: EvaluationResult) -> list[str]:
     """Return what indicates that a run has hardly learned, each with the settings to change."""
     if run.progress.updates == 0:
         reason = no_updates(run)
         return [] if reason is None else [f"0 updates were made: {reason}"]
 
     findings = []
-    random = play_randomly(run, seconds)
+    random = play_randomly(run)
     if random is not None:
         comparison = not_above(result, random)
         if comparison is not None:
@@ -73,7 +76,10 @@ def no_updates(run: RunState) -> str | None:
     if run.guard.num_refused:
         return f"all {run.guard.num_refused} were skipped, because they were NaN or infinite"
     if progress.unit == "updates" or progress.env_steps == 0:
-        return f"the run ended before the first one ({ended_by(run)})"
+        reason = ended_by(run)
+        if run.budget.building_cpu_s > 0:
+            reason = f"{reason}, of which the start took {run.budget.building_cpu_s:.3g}"
+        return f"the run ended before the first one ({reason})"
     if progress.outcome is None:
         num_envs = schedule.num_envs
         longest = declared_limit(run.held_out)
@@ -98,11 +104,8 @@ def not_annealed(run: RunState) -> str | None:
     """Return that a run ended before exploration had annealed; None if it did not."""
     anneal_steps = select(run.cfg, "exploration.anneal_steps")
     steps = run.progress.env_steps
-    collector = run.components.get("collector")
-    if isinstance(collector, distributed.PerRank):
-        collector = collector.component
     # Recipes whose policies explore by themselves have the setting as well.
-    explores = getattr(collector, "exploration", None) is not None
+    explores = exploration_of(run) is not None
     # A callback that stops a run has its own reasons.
     if anneal_steps is None or not explores or run.progress.stopped or steps >= anneal_steps:
         return None
@@ -112,25 +115,31 @@ def not_annealed(run: RunState) -> str | None:
     )
 
 
-def play_randomly(run: RunState, seconds: float) -> EvaluationResult | None:
+class _Late(Exception):  # noqa: N818
+    """Random actions have taken too long."""
+
+
+def play_randomly(run: RunState) -> EvaluationResult | None:
     """Evaluate random actions on the held-out tasks.
 
-    Args:
-        run: The run.
-        seconds: Time of an evaluation of the agent.
-
     Returns:
-        The result; None where it would take long, in a run of several processes, or if the
-        environment fails.
+        The result; None where it takes long, in a run of several processes, or if the environment
+        fails.
     """
-    is_cheap = seconds <= max(_MOST_SECONDS, _MOST_SHARE * run.costs.wall_s)
-    if not is_cheap or distributed.world_size() > 1:
+    if distributed.world_size() > 1:
         return None
     env = run.held_out
+    until = time.monotonic() + max(_MOST_SECONDS, _MOST_SHARE * run.costs.wall_s)
+
+    def act(timestep: TensorDictBase) -> TensorDictBase:
+        if time.monotonic() > until:
+            raise _Late
+        return env.rand_action(timestep)
+
     # The run is finished: environments of users may fail under random actions, with any error.
     with contextlib.suppress(Exception):
         max_steps = steps_of_evaluation(run)
-        return play_held_out(run.cfg, env.rand_action, env, max_steps=max_steps)
+        return play_held_out(run.cfg, act, env, max_steps=max_steps)
     return None
 
 
@@ -139,22 +148,34 @@ def not_above(agent: EvaluationResult, random: EvaluationResult) -> str | None:
 
     Returns:
         A clause with both scores and their 95 % intervals; None if success or return of the agent
-        is above that of random actions, or with a single episode, which has no interval.
+        is above that of random actions, or with a single episode, which has no interval. A higher
+        return does not count if no episode of the agent has succeeded.
     """
     if min(len(agent.returns), len(random.returns)) < 2:
         return None
     of_agent, of_random = agent.summary(), random.summary()
     names = ["return"] if agent.success is None else ["success", "return"]
-    for name in names:
-        low, high = of_agent[f"{name}_low"], of_random[f"{name}_high"]
-        if low > high:
-            return None
+    above = [name for name in names if of_agent[f"{name}_low"] > of_random[f"{name}_high"]]
+    if above:
+        if above[0] == "return" and of_agent.get("success_mean") == 0.0:
+            returns = _estimate(of_agent, "return")
+            random_returns = _estimate(of_random, "return")
+            return (
+                f"none of {len(agent.returns)} episodes succeeded ({returns}; random actions: "
+                f"{random_returns})"
+            )
+        return None
     name = names[0]
     agent_score = _estimate(of_agent, name)
+    random_score = _estimate(of_random, name)
     if name == "success" and of_random["success_mean"] == 1.0:
-        score = _estimate(of_random, name)
-        return f"random actions already reach the best value, {score}, as the agent, {agent_score}"
-    return f"{agent_score} is not clearly above random actions, {_estimate(of_random, name)}"
+        return (
+            f"random actions already reach the best value, {random_score}, as the agent, "
+            f"{agent_score}"
+        )
+    is_below = of_agent[f"{name}_high"] < of_random[f"{name}_low"]
+    relation = "below" if is_below else "not clearly above"
+    return f"{agent_score} is {relation} random actions, {random_score}"
 
 
 def _estimate(summary: dict[str, float], name: str) -> str:

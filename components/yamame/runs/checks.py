@@ -46,14 +46,21 @@ def check_lengths(cfg: AnyConfig, env: EnvBase, regulator: Any = None) -> None:
         regulator: Object of ``schedule.regulator``, before its first observation; None without one.
 
     Raises:
-        SettingError: The budget ends before the first update, or an episode has more steps than the
-            replay buffer.
+        SettingError: The budget never ends, or ends before the first update, or an episode has more
+            steps than the replay buffer.
     """
     schedule = cfg.schedule
-    allowed = cfg.budget.env_steps
+    budget = cfg.budget
+    # Without another limit, minutes=auto is none.
+    is_limited = budget.env_steps or budget.cpu_s or budget.minutes not in (None, "auto")
+    rate = schedule.updates_per_step
+    ends = is_limited or rate > 0 or (budget.updates or 0) <= schedule.offline_updates
+    condition = "be positive where budget.updates is the only limit, or the run never ends"
+    require_setting("schedule.updates_per_step", rate, bool(ends), condition)
+
+    allowed = budget.env_steps
     # Custom regulators are checked later, and may allow no update at first.
-    factor = float(getattr(regulator, "factor", 1.0))
-    rate = schedule.updates_per_step * factor
+    rate *= float(getattr(regulator, "factor", 1.0))
     if allowed is not None and rate > 0 and not schedule.offline_updates:
         # Below 1, updates per step first add up to a whole update.
         least = schedule.learning_starts + math.ceil(1 / rate)

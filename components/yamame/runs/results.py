@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from torchrl.envs import EnvBase
 
@@ -265,4 +266,16 @@ def next_steps(run: RunState, status: Status) -> list[str]:
         text = shlex.join(arguments)
         steps.append(f"{recipe_command('play')} {text}")
         steps.append(f"{recipe_command('evaluate')} {text} control=true")
+    if status == "FINISHED" and has_checkpoint and HydraConfig.initialized():
+        larger = _larger_budget(run)
+        if larger:
+            command = resuming_command(distributed.world_size(), **larger)
+            steps.append(f"{command}  # continue with a larger budget")
     return steps
+
+
+def _larger_budget(run: RunState) -> dict[str, float]:
+    """Return twice the limit that ended a run, by its name; empty if another reason ended it."""
+    counts = {"env_steps": run.progress.env_steps, "updates": run.progress.updates}
+    limit = None if run.progress.stopped else run.budget.ended(**counts)
+    return {} if limit is None else {limit: 2 * getattr(run.budget, limit)}

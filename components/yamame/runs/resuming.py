@@ -1,6 +1,7 @@
 """Resuming a run from its last checkpoint, or finding that it is finished."""
 
 import contextlib
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -129,7 +130,10 @@ def without_progress(run: RunState) -> str | None:
     reason = f"all {total:g} {unit} of budget.{limit} had been used up before"
     if left > 0:
         reason = f"the start took {start:.3g} {unit}, and {left:.3g} of {total:g} were left"
-    return f"{run.name}: resumed, but no update was made: {reason}; raise budget.{limit}"
+    # A start takes as long again, and the last evaluation of this session is still to come.
+    enough = math.ceil(total - left + 3 * start)
+    remedy = f"set budget.{limit}={enough} or more"
+    return f"{run.name}: resumed, but no update was made: {reason}; {remedy}"
 
 
 def _forget_stop(run: RunState, saved: Mapping[str, Any]) -> None:

@@ -132,7 +132,6 @@ class Run(RunState):
         self._saved: tuple[int, int] | None = None
         # The last evaluation, with the environment steps and updates at which it was made.
         self._last_evaluation: tuple[tuple[int, int], EvaluationResult] | None = None
-        self._evaluation_s = 0.0
         self._saved_s = time.monotonic()
         self._advice: list[str | None] = []
 
@@ -361,7 +360,6 @@ class Run(RunState):
         if self._last_evaluation is not None and self._last_evaluation[0] == now:
             return self._last_evaluation[1]
         self.callbacks.call(self, "on_evaluating")
-        start = time.monotonic()
         try:
             max_steps = steps_of_evaluation(self)
             with schedules.timed_evaluation(self):
@@ -371,7 +369,6 @@ class Run(RunState):
             self.exit_if_received()
             raise
 
-        self._evaluation_s = time.monotonic() - start
         progress = self.progress
         # A resumed run may evaluate at a step at which it was evaluated before.
         if progress.curve and progress.curve[-1][progress.unit] >= progress.step:
@@ -415,7 +412,7 @@ class Run(RunState):
         # From here on the run is finished, whatever happens to its pictures.
         self.objective = score(result)
         note_objective("return" if result.success is None else "success")
-        self._advice = [idle, advice(self, result, self._evaluation_s)]
+        self._advice = [idle, advice(self, result)]
         distributed.on_rank0(lambda: results.log_artifacts(self))
         return self.objective
 

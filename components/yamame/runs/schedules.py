@@ -4,11 +4,15 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
 
 from yamame import distributed
 from yamame.cli.jobs import is_part
 from yamame.cli.nodes import select
 from yamame.evaluation import EvaluationResult
+from yamame.exploration import Exploration
 from yamame.runs.build import total_updates
 from yamame.runs.state import RunState
 from yamame.system.messages import print_stderr
@@ -74,9 +78,24 @@ def updates_per_step(run: RunState) -> float:
     return full if run.regulator is None else full * float(run.regulator.factor)
 
 
+def exploration_of(run: RunState) -> Any:
+    """Return the exploration of the collector; None if policies explore by themselves."""
+    collector = run.components.get("collector")
+    if isinstance(collector, distributed.PerRank):
+        collector = collector.component
+    return getattr(collector, "exploration", None)
+
+
 def pace_metrics(run: RunState) -> dict[str, float]:
-    """Return metrics of the regulator and of the curriculum, if there are any."""
+    """Return metrics of schedules, of the regulator and of the curriculum, if there are any."""
     metrics = {}
+    learning_rate = run.components.get("schedule")
+    if isinstance(learning_rate, LRScheduler) and learning_rate.base_lrs[0] > 0:
+        share = float(learning_rate.get_last_lr()[0]) / learning_rate.base_lrs[0]
+        metrics["train/learning_rate_share"] = float(share)
+    exploration = exploration_of(run)
+    if isinstance(exploration, Exploration):
+        metrics["collector/exploration_share"] = 1.0 - float(exploration.progress())
     if run.regulator is not None:
         metrics["train/updates_per_step"] = updates_per_step(run)
         ratio = getattr(run.regulator, "ratio", None)  # custom regulators may lack it

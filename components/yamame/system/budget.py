@@ -1,5 +1,6 @@
 """Budget of a run: steps, updates, minutes or CPU-seconds, whichever ends first."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -46,8 +47,8 @@ class Budget:
         limits = {"env_steps": env_steps, "updates": updates, "minutes": minutes, "cpu_s": cpu_s}
         for name, limit in limits.items():
             # A bool is a number to Python, but ``minutes=true`` is a mistake.
-            holds = limit is None or (not isinstance(limit, str | bool) and limit > 0)
-            require("Budget", name, limit, holds, "be a number greater than 0 or null")
+            holds = limit is None or (not isinstance(limit, str | bool) and 0 < limit < math.inf)
+            require("Budget", name, limit, holds, "be a finite number greater than 0 or null")
         is_limited = any(limit is not None for limit in limits.values())
         require("Budget", "env_steps", None, is_limited, _HAS_LIMIT)
         self.env_steps = env_steps
@@ -87,6 +88,11 @@ class Budget:
         finally:
             self._start += self._clock() - began
             self._paused_cpu_s += self._cpu_clock() - cpu_began
+
+    @property
+    def building_cpu_s(self) -> float:
+        """CPU-seconds before the first `start`; 0 without a limit of CPU-seconds."""
+        return self._building_cpu_s or 0.0
 
     @property
     def is_timed(self) -> bool:

@@ -167,6 +167,15 @@ TRAINING: tuple[Metric, ...] = (
         "0 with episodes of one length. Padding costs time and does not affect results.",
     ),
     Metric(
+        "train/learning_rate_share",
+        "learning rate relative to the optimizer's",
+        "share of optimizer.lr",
+        "yamame.training.learner",
+        "Present learning rate divided by `optimizer.lr`.",
+        "Rises to 1 over `schedule.warmup_updates`, and with `schedule.anneal_lr` falls with the "
+        "spent share of the budget.",
+    ),
+    Metric(
         "train/updates_per_step",
         "updates per environment step",
         "updates",
