@@ -79,6 +79,14 @@ def test_a_start_that_takes_the_whole_budget_is_named(capsys):
     assert "the run ended before the first one (budget.cpu_s=0.01, of which the start took" in err
 
 
+def test_a_sweep_over_budgets_asks_for_names_with_the_budget(play, tmp_path):
+    without_name = [text for text in TINY if text != "run.name=a"]
+    status, _, err = play("train", tmp_path, *without_name, "-m", "budget.updates=1,2")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "share" in err
+    assert err.endswith("name the setting that differs, as in run.name='mine-${budget.cpu_s}'\n")
+
+
 class Learning(yamame.Callback):
     """Keeps the metrics of the schedules."""
 
