@@ -111,6 +111,7 @@ def test_commands_that_are_proposed_name_files_of_the_checkout(run):
     assert [Path(words[1]) for words in commands] == [
         ROOT / "recipes/play.py",
         ROOT / "recipes/evaluate.py",
+        ROOT / "recipes/train.py",
     ]
     assert {words[0] for words in commands} == {"python"}
 

@@ -24,7 +24,7 @@ RUNNING: tuple[Metric, ...] = (
         "collector/exploration_share",
         "remaining exploration",
         "share of its schedule",
-        "yamame.exploration.base",
+        "yamame.runs.schedules",
         "Share of the exploration schedule that is left. At 1 the noise is at its first strength, "
         "at 0 at its last.",
         "Falls to 0 over `exploration.anneal` of the budget, or over `exploration.anneal_steps`.",

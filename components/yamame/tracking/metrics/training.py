@@ -170,7 +170,7 @@ TRAINING: tuple[Metric, ...] = (
         "train/learning_rate_share",
         "learning rate relative to the optimizer's",
         "share of optimizer.lr",
-        "yamame.training.learner",
+        "yamame.runs.schedules",
         "Present learning rate divided by `optimizer.lr`.",
         "Rises to 1 over `schedule.warmup_updates`, and with `schedule.anneal_lr` falls with the "
         "spent share of the budget.",
