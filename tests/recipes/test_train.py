@@ -383,10 +383,11 @@ def test_what_a_run_says_may_be_done_next_can_be_done(swept, monkeypatch):
     assert [shlex.split(line)[:2] for line in commands] == [
         ["yamame", "play"],
         ["yamame", "evaluate"],
+        ["yamame", "train"],
     ]
     monkeypatch.chdir(folder)
     for line in commands:
-        monkeypatch.setattr(sys, "argv", shlex.split(line))
+        monkeypatch.setattr(sys, "argv", shlex.split(line, comments=True))
         console.main()  # whatever fails ends with an exception, SystemExit among them
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     experiment = client.get_experiment_by_name("yamame")

@@ -57,11 +57,10 @@ def test_time_accumulates_over_a_resume_but_not_in_between():
     assert second.ended(env_steps=0, updates=0) == "minutes"
 
 
-@pytest.mark.parametrize("value", [0, -1, "ten", True, float("nan")])
+@pytest.mark.parametrize("value", [0, -1, "ten", True, float("nan"), float("inf")])
 def test_a_limit_must_be_a_positive_number(value):
-    with pytest.raises(
-        ValueError, match=f"Budget: updates must be a number greater than 0 or null, got {value!r}"
-    ):
+    condition = "a finite number greater than 0 or null"
+    with pytest.raises(ValueError, match=f"Budget: updates must be {condition}, got {value!r}"):
         Budget(updates=value)
 
 
