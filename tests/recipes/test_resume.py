@@ -59,7 +59,7 @@ def tracked(play, tmp_path_factory):
     """A project with one finished run that MLflow knows, moved since."""
     folder = tmp_path_factory.mktemp("tracked")
     assert play("train", folder, *SMALL, "run.name=a")[0] == 0
-    return folder.rename(folder.with_name("moved"))
+    return folder.rename(folder.with_name(f"{folder.name}-moved"))
 
 
 @pytest.fixture
