@@ -173,9 +173,9 @@ def not_above(agent: EvaluationResult, random: EvaluationResult) -> str | None:
             f"random actions already reach the best value, {random_score}, as the agent, "
             f"{agent_score}"
         )
-    is_below = of_agent[f"{name}_high"] < of_random[f"{name}_low"]
-    relation = "below" if is_below else "not clearly above"
-    return f"{agent_score} is {relation} random actions, {random_score}"
+    if of_agent[f"{name}_high"] < of_random[f"{name}_low"]:
+        return f"{agent_score} is below random actions, {random_score}"
+    return f"{agent_score} is not clearly above random actions, {random_score}"
 
 
 def _estimate(summary: dict[str, float], name: str) -> str:
