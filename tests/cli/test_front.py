@@ -131,7 +131,7 @@ MISTAKES = [
 WRONG_VALUES = [
     (
         ("budget.minutes=abc",),
-        "budget.minutes: must be 'auto' or a number above 0 or null, got 'abc'",
+        "budget.minutes: must be 'auto' or a number above 0 and below inf or null, got 'abc'",
     ),
     (("-m", "seed=0,-1"), "seed: must be an integer of at least 0, got -1"),
     (("device=gpuu",), "device: must be one of cpu, cuda, "),
