@@ -24,7 +24,7 @@ from yamame.runs.state import RunState
 _MOST_SECONDS = 3.0
 """Time that an evaluation with random actions may take in every run."""
 _MOST_SHARE = 0.03
-"""Share of the time of a run that it may take beyond that."""
+"""Share of the time of a run that it may take, if that is longer."""
 
 
 def advice(run: RunState, result: EvaluationResult) -> str | None:

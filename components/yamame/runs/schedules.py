@@ -91,8 +91,8 @@ def pace_metrics(run: RunState) -> dict[str, float]:
     metrics = {}
     learning_rate = run.components.get("schedule")
     if isinstance(learning_rate, LRScheduler) and learning_rate.base_lrs[0] > 0:
-        share = float(learning_rate.get_last_lr()[0]) / learning_rate.base_lrs[0]
-        metrics["train/learning_rate_share"] = float(share)
+        present = float(learning_rate.get_last_lr()[0])
+        metrics["train/learning_rate_share"] = present / float(learning_rate.base_lrs[0])
     exploration = exploration_of(run)
     if isinstance(exploration, Exploration):
         metrics["collector/exploration_share"] = 1.0 - float(exploration.progress())

@@ -47,7 +47,7 @@ class Terminated(SystemExit):
 
 
 class _TerminatedAtOnce(Terminated):
-    """What a handler raised."""
+    """Raised by a handler, wherever the signal has interrupted the program."""
 
 
 def received() -> signal.Signals | None:
