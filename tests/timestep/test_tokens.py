@@ -66,7 +66,7 @@ def test_a_number_means_another_thing_in_each_channel():
     in_first[..., 0], in_second[..., 1] = 5, 5
     assert not torch.allclose(module(in_first), module(in_second), atol=1e-3)
     module(in_second.unsqueeze(0)).square().sum().backward()
-    rows = module.cells.weight.grad.any(-1).nonzero().flatten().tolist()
+    rows = module.grid.cells.weight.grad.any(-1).nonzero().flatten().tolist()
     assert rows == [
         0 * 12 + 1,
         1 * 12 + 1 + 5,

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torchrl.modules import MLP
 
 from yamame.checks import PositiveInt, check_bounds, require
-from yamame.timestep.cnn import GridCNN
 from yamame.timestep.image_shape import ChannelAxis, ImageShape
+
+_MIN_GRID = 3
+"""Fewest rows and columns of a grid."""
 
 
 class TokenSequence(nn.Module):
@@ -73,8 +75,49 @@ class TokenSequence(nn.Module):
         return self.norm(self.mlp(pooled.flatten(-2)))
 
 
+class TokenGrid(nn.Module):
+    """Embedding of a grid of ids: a linear layer over the embeddings of all cells, and LayerNorm.
+
+    There are no convolutions: they mix neighbouring cells first, and an agent learns more slowly
+    from them which object lies where.
+
+    Args:
+        num_ids: Ids are in ``0 .. num_ids - 1``, in each channel.
+        shape: Channels C, height H and width W.
+        out_features: Size of the embedding of a grid.
+        embedding_size: Size of the embedding of an id.
+
+    Raises:
+        ArgumentError: A size is not positive.
+
+    >>> TokenGrid(12, shape=(2, 5, 5))(torch.zeros(4, 2, 5, 5, dtype=torch.int64)).shape
+    torch.Size([4, 64])
+    """
+
+    @check_bounds
+    def __init__(
+        self,
+        num_ids: PositiveInt,
+        *,
+        shape: tuple[int, int, int],
+        out_features: PositiveInt = 64,
+        embedding_size: PositiveInt = 16,
+    ) -> None:
+        super().__init__()
+        # The same number has another meaning in each channel, so each has its own table.
+        self.cells = nn.Embedding(shape[0] * num_ids, embedding_size)
+        self.linear = nn.Linear(math.prod(shape) * embedding_size, out_features)
+        self.norm = nn.LayerNorm(out_features)
+        first_ids = num_ids * torch.arange(shape[0])[:, None, None]
+        self.register_buffer("_first_ids", first_ids, persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Embed ``ids`` ``[*, C, H, W]`` int64; returns ``[*, out_features]``."""
+        return self.norm(self.linear(self.cells(ids + self._first_ids).flatten(-4)))
+
+
 class TokenEncoder(nn.Module):
-    """Embedding of tokens: sequences are pooled, grids pass a `GridCNN`.
+    """Embedding of tokens: sequences are pooled, grids pass a `TokenGrid`.
 
     Grids have two dimensions (one token per cell) or three (one token per cell and channel), and at
     least 3 x 3 cells. Anything else is read as one sequence.
@@ -118,7 +161,7 @@ class TokenEncoder(nn.Module):
         self.grid_shape = None
         if len(self.shape) > 1:
             grid = ImageShape.of(self.shape, channel_axis=channel_axis, owner=owner)
-            if min(grid.height, grid.width) >= GridCNN.MIN_SIZE:
+            if min(grid.height, grid.width) >= _MIN_GRID:
                 self.grid_shape = grid
 
         if self.grid_shape is None:
@@ -129,10 +172,12 @@ class TokenEncoder(nn.Module):
                 embedding_size=embedding_size,
             )
         else:
-            # The same number has another meaning in each channel, so each has its own table.
-            self.cells = nn.Embedding(grid.num_channels * self.num_ids, embedding_size)
-            cell_shape = (grid.num_channels * embedding_size, grid.height, grid.width)
-            self.grid = GridCNN(cell_shape, out_features=out_features, channel_axis="first")
+            self.grid = TokenGrid(
+                self.num_ids,
+                shape=(grid.num_channels, grid.height, grid.width),
+                out_features=out_features,
+                embedding_size=embedding_size,
+            )
 
     def token_ids(self, tokens: Tensor) -> Tensor:
         """Return ids, int64 in ``0 .. num_tokens``, of the shape of ``tokens``."""
@@ -152,7 +197,4 @@ class TokenEncoder(nn.Module):
         if self.grid_shape is None:
             return self.sequence(ids.reshape(*tokens.shape[:batch_dims], -1))
 
-        ids = self.grid_shape.channels_first(ids)
-        first_ids = self.num_ids * torch.arange(self.grid_shape.num_channels, device=ids.device)
-        cells = self.cells(ids + first_ids[:, None, None])  # [*, C, H, W, E]
-        return self.grid(cells.movedim(-1, -3).flatten(-4, -3))
+        return self.grid(self.grid_shape.channels_first(ids))
