@@ -94,6 +94,8 @@ class TokenGrid(nn.Module):
     torch.Size([4, 64])
     """
 
+    _first_ids: Tensor
+
     @check_bounds
     def __init__(
         self,
