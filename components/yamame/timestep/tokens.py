@@ -16,9 +16,6 @@ from torchrl.modules import MLP
 from yamame.checks import PositiveInt, check_bounds, require
 from yamame.timestep.image_shape import ChannelAxis, ImageShape
 
-_MIN_GRID = 3
-"""Fewest rows and columns of a grid."""
-
 
 class TokenSequence(nn.Module):
     """Embedding of a sequence of ids of fixed length, pooled by learned queries.
@@ -78,8 +75,7 @@ class TokenSequence(nn.Module):
 class TokenGrid(nn.Module):
     """Embedding of a grid of ids: a linear layer over the embeddings of all cells, and LayerNorm.
 
-    There are no convolutions: they mix neighbouring cells first, and an agent learns more slowly
-    from them which object lies where.
+    Unlike `GridCNN`, it does not mix neighbouring cells.
 
     Args:
         num_ids: Ids are in ``0 .. num_ids - 1``, in each channel.
@@ -94,6 +90,7 @@ class TokenGrid(nn.Module):
     torch.Size([4, 64])
     """
 
+    MIN_SIZE: ClassVar[int] = 3
     _first_ids: Tensor
 
     @check_bounds
@@ -110,6 +107,7 @@ class TokenGrid(nn.Module):
         self.cells = nn.Embedding(shape[0] * num_ids, embedding_size)
         self.linear = nn.Linear(math.prod(shape) * embedding_size, out_features)
         self.norm = nn.LayerNorm(out_features)
+        # First id of each channel in the table.
         first_ids = num_ids * torch.arange(shape[0])[:, None, None]
         self.register_buffer("_first_ids", first_ids, persistent=False)
 
@@ -163,7 +161,7 @@ class TokenEncoder(nn.Module):
         self.grid_shape = None
         if len(self.shape) > 1:
             grid = ImageShape.of(self.shape, channel_axis=channel_axis, owner=owner)
-            if min(grid.height, grid.width) >= _MIN_GRID:
+            if min(grid.height, grid.width) >= TokenGrid.MIN_SIZE:
                 self.grid_shape = grid
 
         if self.grid_shape is None:
