@@ -74,6 +74,23 @@ def test_a_number_means_another_thing_in_each_channel():
     ]  # each channel has 11 tokens and unknown, which is 0
 
 
+def test_cells_are_not_mixed_before_the_linear_layer():
+    module, seen = build((7, 7, 3)), tokens((7, 7, 3), 1)
+    before_norm = []
+    module.grid.norm.register_forward_pre_hook(lambda _, inputs: before_norm.append(inputs[0]))
+    first, second, both = seen.clone(), seen.clone(), seen.clone()
+    for changed in (first, both):
+        changed[:, 3, 3] = (changed[:, 3, 3] + 1) % 11
+    for changed in (second, both):
+        changed[:, 3, 4] = (changed[:, 3, 4] + 1) % 11
+    for grid in (seen, first, second, both):
+        module(grid)
+    base, of_first, of_second, of_both = before_norm
+    # The effects of neighbouring cells add up.
+    torch.testing.assert_close(of_both - base, of_first + of_second - 2 * base, rtol=0, atol=1e-4)
+    assert bool(((of_first - base).abs() > 1e-2).any())
+
+
 def test_channels_first_and_last_show_the_same_grid():
     torch.manual_seed(0)
     first = TokenEncoder((2, 5, 7), num_tokens=11, out_features=16)
