@@ -212,6 +212,19 @@ def test_a_file_names_no_files_and_downloads(section, settings):
         check_file(own, prefixes_of(["mylab."]))
 
 
+def test_objects_under_any_name_are_judged_by_what_they_are():
+    backbone = {"_target_": "yamame.trajectory.causal_transformer", "_partial_": True}
+    encoder = {"_target_": "yamame.trajectory.TorchRLEncoder", "backbone": backbone}
+    check_file({"encoder": encoder})
+    backbone["_target_"] = "mylab.Backbone"
+    with pytest.raises(UntrustedError, match=r"^encoder\.backbone\._target_: "):
+        check_file({"encoder": encoder})
+    check_file({"encoder": encoder}, prefixes_of(["mylab."]))
+    backbone["_target_"] = "yamame.trajectory.causal_transformer"
+    with pytest.raises(UsageError, match="must name no file or download"):
+        check_file({"encoder": {**encoder, "backbone": {**backbone, "pretrained": True}}})
+
+
 PUSHER = """
 import gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv

@@ -168,7 +168,9 @@ def _need_of(path: tuple[str, ...], value: Any) -> Need | None:
 def _names_file(path: tuple[str, ...], value: Any) -> bool:
     """Return whether an entry may have a file opened, or weights downloaded."""
     is_set = value not in (None, False, [], {})
-    if path[0] != "env" and is_set and _FETCHING.search(path[-1]):
+    # What an object is built of is judged by itself.
+    is_object = isinstance(value, Mapping) and "_target_" in value
+    if path[0] != "env" and is_set and not is_object and _FETCHING.search(path[-1]):
         return True
     if not isinstance(value, str):
         return False

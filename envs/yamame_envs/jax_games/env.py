@@ -55,6 +55,7 @@ class JaxEnv(ContextEnv):
 
     Observations and actions are converted as those of Gymnasium environments (`yamame_envs.Gym`):
     an array is the entry ``observation``, and parts of dictionaries and tuples are nested below it.
+    Real numbers are not compared with the bounds of their space.
 
     The time limit is a finite, visible horizon (``time``): an episode that reaches it is
     terminated. Without a limit, or before it is reached, the game's own truncation is passed on.

@@ -92,7 +92,14 @@ def _suggestion(library: str, wrong: str) -> str | None:
 def _gymnax(name: str, settings: Settings, draw: DrawTask | str | None, owner: str) -> Game:
     _check_gymnax("gymnax", owner)
     gymnax = import_extra("gymnax", extra=EXTRAS["gymnax"], owner=owner)
-    return configured(lambda **rest: gymnax.make(name, **rest), settings, draw, owner)
+
+    def make(**rest: Any) -> Any:
+        try:
+            return gymnax.make(name, **rest)
+        except OSError as error:  # games of MNIST download its pictures
+            raise UsageError(f"{owner}: its data cannot be read: {one_line(error)}") from error
+
+    return configured(make, settings, draw, owner)
 
 
 def _popgym_arcade(name: str, settings: Settings, draw: DrawTask | str | None, owner: str) -> Game:

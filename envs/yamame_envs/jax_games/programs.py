@@ -304,7 +304,7 @@ class Programs:
                 values = values.astype(np.int64)  # torch hardly computes with unsigned ones
             elif not is_plain(values.dtype):
                 values = values.astype(np.float32)
-            entries[f"{number:03}"] = torch.from_numpy(values)
+            entries[_leaf_name(number)] = torch.from_numpy(values)
         return entries
 
     def tasks_of(self, drawn: Tensors) -> Any:
@@ -314,8 +314,8 @@ class Programs:
         jax = load_jax()
         shapes, tree = jax.tree.flatten(self._task_shapes)
         leaves = []
-        for shape, name in zip(shapes, sorted(drawn), strict=True):
-            leaves.append(drawn[name].numpy().astype(shape.dtype))
+        for number, shape in enumerate(shapes):
+            leaves.append(drawn[_leaf_name(number)].numpy().astype(shape.dtype))
         return jax.tree.unflatten(tree, leaves)
 
     def fault_text(self, number: int) -> str:
@@ -332,6 +332,8 @@ class Programs:
             condition = "hold choices of its space"
         elif entry.kind == "token":
             condition = f"hold whole numbers in 0..{entry.sizes[0] - 1}"
+        elif entry.kind == "byte":
+            condition = "hold pixels in 0..255, or in 0..1 if they are real numbers"
         return f"{entry} must {condition}"
 
     def _call(self, name: Hook, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -439,6 +441,11 @@ def _is_flag(value: Any) -> bool:
 def words_of(keys: Tensor) -> Any:
     """Return the words ``[R, 2]`` uint32 of random numbers that keys ``[R]`` int64 draw."""
     return bits(keys.cpu(), 1).numpy().view(np.uint32)
+
+
+def _leaf_name(number: int) -> str:
+    """Return the name of an array of a task."""
+    return f"{number:03}"
 
 
 def _first_fault(wrong: list[Any]) -> Any:

@@ -1,7 +1,8 @@
 """Spaces of games written in JAX, and the entries of their observations.
 
 Entries are those of `yamame_envs.adapters.spaces`: the same as of a Gymnasium environment with
-such spaces. What a game returns decides its shapes; a declared space adds bounds.
+such spaces. What a game returns decides its shapes; a declared space adds the number of choices.
+Pixels and choices out of their range are faults, but real numbers out of bounds are not.
 """
 
 import warnings
@@ -179,7 +180,7 @@ def stored(entry: ObservationEntry, observation: Any) -> tuple[Any, Any]:
 
     Returns:
         The array ``[*stored_shape]``, and whether it holds a number that the space does not, as a
-        scalar. Real numbers must be finite, and choices must exist.
+        scalar. Real numbers must be finite, pixels in range, and choices must exist.
     """
     jnp = load_numpy()
     value = observation
@@ -189,7 +190,8 @@ def stored(entry: ObservationEntry, observation: Any) -> tuple[Any, Any]:
     if entry.kind == "byte":
         if jnp.issubdtype(value.dtype, jnp.floating):
             value = jnp.round(value * 255)
-        return value.astype(jnp.uint8).reshape(entry.stored_shape), jnp.zeros((), bool)
+        in_range = (value >= 0) & (value <= 255)  # NaN is not
+        return value.astype(jnp.uint8).reshape(entry.stored_shape), ~in_range.all()
     if entry.kind == "bit":
         return value.astype(bool).reshape(entry.stored_shape), jnp.zeros((), bool)
     if entry.kind == "number":

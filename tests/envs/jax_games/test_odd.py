@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary
@@ -173,6 +174,50 @@ def test_flags_that_are_neither_true_nor_false_are_named_with_env_and_step():
     with pytest.raises(OutsideError, match="terminated must be true or false, in env 0 at step 4"):
         JaxEnv(id=walk(told=told), num_envs=2).rollout(6)
     JaxEnv(id=walk(told=told), num_envs=2).rollout(4)
+
+
+@pytest.mark.parametrize("number", [-1, 256, 300])
+def test_pixels_out_of_range_are_named_with_env_and_step(number):
+    class Pictures(Walk):
+        def observation_space(self, params):
+            return Box(0, 255, (8, 8, 3), np.uint8)
+
+        def observe(self, state):
+            return jnp.full((8, 8, 3), jnp.where(state["time"] == 3, number, 255))
+
+    with pytest.raises(OutsideError, match=r"pixels in 0\.\.255, .* in env 0 at step 2 of"):
+        JaxEnv(id=Pictures, num_envs=2).rollout(6)
+    seen = JaxEnv(id=Pictures, num_envs=2).rollout(2)["observation"]
+    assert seen.dtype == torch.uint8
+    assert (seen == 255).all()
+
+
+@pytest.mark.parametrize("number", [-0.1, 1.1, jnp.nan])
+def test_real_pixels_out_of_range_are_named(number):
+    def reset(key, task):
+        return jnp.full((8, 8, 3), number), jnp.zeros(2)
+
+    def step(key, state, action, task):
+        return jnp.zeros((8, 8, 3)), state, 1.0, False, False, {}
+
+    made = game(reset=reset, step=step, pixels_as_bytes=True)
+    with pytest.raises(OutsideError, match=r"pixels in 0\.\.255, or in 0\.\.1"):
+        JaxEnv(id=made, num_envs=2).reset()
+
+
+def test_tasks_of_many_arrays_keep_their_order():
+    def draw_task(key):
+        return [jnp.float32(number) for number in range(1100)]
+
+    def reset(key, task):
+        return jnp.stack(task), task
+
+    def step(key, state, action, task):
+        return jnp.stack(task), state, 1.0, False, False, {}
+
+    made = game(draw_task=draw_task, reset=reset, step=step)
+    seen = JaxEnv(id=made, num_envs=2).reset()
+    assert torch.equal(seen["observation"], torch.arange(1100.0).expand(2, -1))
 
 
 def test_first_observations_that_are_not_finite_are_named_with_their_task():

@@ -458,6 +458,9 @@ class Arguments:
         for name, size in sizes.items():
             if self.is_given(name) and self[name] != size:
                 raise self.refuse(name, f"be {size}, as in the weights")
+        name = "Agent.num_critics_td"
+        if self[name] > network.num_critics:
+            raise self.refuse(name, f"be at most {network.num_critics}, the critics of the weights")
         name = "Actor.continuous_dist_type"
         families = _FAMILIES.get(network.action_kind)
         if families and self.is_given(name) and self[name] not in families:

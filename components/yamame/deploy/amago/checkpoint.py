@@ -66,7 +66,10 @@ def read_weights(source: Path) -> dict[str, Tensor]:
         value = value.detach().to(torch.float32)
         if not bool(value.isfinite().all()):
             raise UsageError(f"{file}: {printable(name)} must be finite, it has NaN or Inf")
-        weights[name.removeprefix(_WRAPPED)] = value
+        own_name = name.removeprefix(_WRAPPED)
+        if own_name in weights:
+            raise UsageError(f"{file}: must hold {printable(own_name)} once, it does twice")
+        weights[own_name] = value
     return weights
 
 

@@ -18,6 +18,8 @@ Layer = tuple[Tensor, Tensor]
 
 _COPIES = ("target_actor.", "target_critics.", "maximized_critics.")
 """Copies of other parts, which a learner makes anew."""
+MOST_UPDATES = 10**15
+"""Largest number of updates that a counter may show."""
 _UNSUPPORTED = {
     "traj_encoder.mambas.": "MambaTrajEncoder",
     "traj_encoder.traj_emb.": "FFTrajEncoder",
@@ -195,6 +197,7 @@ def read_network(tensors: Tensors) -> Network:
     critics = _critics(tensors)
     kind, num_actions = _actions(tensors, actor, critics, width=width, gammas=gammas)
     tensors.refuse_rest()
+    _check_moments(tensors.source, moments[-1], popart)
     return Network(
         moments=moments,
         timestep=timestep,
@@ -206,6 +209,21 @@ def read_network(tensors: Tensors) -> Network:
         action_kind=kind,
         num_actions=num_actions,
     )
+
+
+def _check_moments(source: str, num_inputs: Tensor, popart: list[Tensor]) -> None:
+    """Raise unless counters and moments are those of a normaliser."""
+    _, second_moment, scale, _, num_returns = popart
+    for name, counter in {"tstep_encoder.in_norm._t": num_inputs, "popart._t": num_returns}.items():
+        # AMAGO counts the initial moments as an update.
+        is_count = (counter >= 1) & (counter <= MOST_UPDATES) & (counter == counter.round())
+        if not bool(is_count.all()):
+            raise UsageError(
+                f"{source}: {name} must hold numbers of updates, whole numbers in "
+                f"1..{MOST_UPDATES}, got {counter.flatten().tolist()}"
+            )
+    if not bool((second_moment >= 0).all() & (scale > 0).all()):
+        raise UsageError(f"{source}: popart.nu must be at least 0, and popart.w positive")
 
 
 def _linear(tensors: Tensors, name: str, outputs: int | None, inputs: int | None) -> Layer:
