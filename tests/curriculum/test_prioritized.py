@@ -277,6 +277,7 @@ def test_advantages_are_those_of_torchrl():
         {"temperature": 0.0},
         {"staleness": 1.5},
         {"robust": "no"},
+        {"robust": True, "replay_probability": 0.0},
     ],
 )
 def test_wrong_settings_are_refused(options):

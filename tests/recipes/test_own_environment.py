@@ -70,3 +70,17 @@ def test_a_resumed_run_names_modules_that_have_changed(play, folder):
         status, _, err = play("train", folder, *run, f"budget.updates={updates}")
         assert status == 0, err
         assert ("cart: changed since the last session: mylab; " in err) == is_changed
+
+
+@pytest.mark.parametrize("recipe", ["evaluate", "play"])
+def test_what_plays_a_run_names_modules_that_have_changed(play, folder, recipe):
+    run = ["env=gym", "env.id=mylab:PushCart-v0", *SHORT, "run.name=cart", "budget.updates=2"]
+    assert play("train", folder, *run)[0] == 0
+    for is_changed in (False, True):
+        if is_changed:
+            with (folder / "mylab.py").open("a") as file:
+                file.write("\n# another version\n")
+        arguments = ["num_episodes=2"] if recipe == "evaluate" else []
+        status, _, err = play(recipe, folder, "run=runs/cart", *arguments)
+        assert status == 0, err
+        assert ("runs/cart: changed since training: mylab; " in err) == is_changed

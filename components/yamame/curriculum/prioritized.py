@@ -60,8 +60,9 @@ class PrioritizedReplay:
         gae_lambda: Trace parameter of the advantages.
 
     Raises:
-        ArgumentError: A number is out of its range, there is no such score, or, when episodes are
-            observed, the environment reports no success, which ``learnability`` needs.
+        ArgumentError: A number is out of its range, ``robust`` never replays, there is no such
+            score, or, when episodes are observed, the environment reports no success, which
+            ``learnability`` needs.
 
     >>> curriculum = PrioritizedReplay(min_seeds=1, replay_probability=1.0)
     >>> new = torch.tensor([7])
@@ -86,6 +87,9 @@ class PrioritizedReplay:
         require_choice(owner, "score", score, get_args(Score))
         condition = f"be at most capacity, {capacity}"
         require(owner, "min_seeds", min_seeds, min_seeds <= capacity, condition)
+        learns = not robust or replay_probability > 0
+        condition = "be above 0 with robust, which learns from replays alone"
+        require(owner, "replay_probability", replay_probability, learns, condition)
         self.score = score
         self.temperature = temperature
         self.replay_probability = replay_probability

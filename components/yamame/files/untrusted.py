@@ -99,7 +99,7 @@ def check_file(
         return
 
     first = missing[0]
-    condition = "be a text that imports no module, in a file"
+    condition = "name no module that is not trusted, because it would be imported"
     if first.path[-1] == "_target_":
         condition = "be a class of Yamame that belongs there, in a file"
     hints = {} if hint is None else {"hint": hint}

@@ -18,12 +18,14 @@ from yamame.deploy.build import load_weights
 from yamame.deploy.load import agent_folder, read_saved
 from yamame.deploy.sources import Which, read_checkpoint
 from yamame.files.identity import complete_timestep_encoder
+from yamame.files.own_code import changed_modules, own_code
 from yamame.files.trust_record import Recorded, recorded
 from yamame.files.trusted import prefixes_of, without_foreign_weights
 from yamame.files.untrusted import check_file
 from yamame.runs.build import build_agent, build_env, check_device
 from yamame.runs.earlier import complete_env
 from yamame.runs.novelty import what_is_new
+from yamame.system.messages import print_once
 from yamame.tracking.tracker import TRACKING_URI
 
 _OPTIONS = ("checkpoint", "tracking_uri", "device", "env", "trials", "context_length", "trust")
@@ -44,6 +46,7 @@ class Trained:
         trained_env: Settings of the environment in training.
         trained_trials: Settings of repeated trials in training; None without trials.
         is_older: Whether its version lacked the setting ``split_by`` of its environment.
+        code: Digests of the user's modules in training (`yamame.files.own_code`).
     """
 
     source: str
@@ -53,6 +56,7 @@ class Trained:
     trained_env: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     trained_trials: Mapping[str, Any] | None = dataclasses.field(default=None, repr=False)
     is_older: bool = False
+    code: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def task(self) -> str:
@@ -104,6 +108,10 @@ class Trained:
         agent = build_agent(self.config, env, is_new=False)
         hint = "; a changed setting of env may be why"
         load_weights(agent, self.weights, source=self.source, fit="the environment", hint=hint)
+        changed = changed_modules(self.code, own_code(plain(self.config)))
+        if changed:
+            modules = ", ".join(changed)
+            print_once(f"{self.source}: changed since training: {modules}; the new code is used")
         return agent.eval()
 
     @property
@@ -152,7 +160,7 @@ def load_trained(
         UsageError: The run or checkpoint is missing or damaged, a setting does not fit, or a class
             is named without trust.
     """
-    given, weights, step = _read(source, checkpoint, tracking_uri)
+    given, weights, step, code = _read(source, checkpoint, tracking_uri)
     own = recorded(source, given)
     trust = [*prefixes_of(trust), *own.packages]
     _check_config(source, given, trust, own, env or {})
@@ -181,18 +189,28 @@ def load_trained(
 
     composed = OmegaConf.create(config)
     check(composed)  # the changes as well, as on a command line
-    return Trained(str(source), step, composed, weights, trained_env, trained_trials, is_older)
+    return Trained(
+        str(source), step, composed, weights, trained_env, trained_trials, is_older, code
+    )
 
 
 def _read(
     source: str | Path, checkpoint: Which, tracking_uri: str
-) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Read configuration, weights and steps of training."""
+) -> tuple[dict[str, Any], dict[str, Any], int, dict[str, str]]:
+    """Read configuration, weights, steps of training, and digests of the user's modules."""
     if agent_folder(source) is not None:
         saved = read_saved(source)
-        return saved.config, saved.weights, int(saved.about.get("step") or 0)
-    loaded = read_checkpoint(str(source), checkpoint, tracking_uri=tracking_uri)
-    return loaded.config, loaded.values["agent"], loaded.step
+        return saved.config, saved.weights, int(saved.about.get("step") or 0), {}
+    loaded = read_checkpoint(
+        str(source), checkpoint, tracking_uri=tracking_uri, optional=["machine"]
+    )
+    code = _mapping(_mapping(loaded.values.get("machine")).get("code"))
+    return loaded.config, loaded.values["agent"], loaded.step, code
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """Return a dictionary of a file, and an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
 
 
 def _check_config(

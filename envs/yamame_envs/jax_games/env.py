@@ -118,7 +118,7 @@ class JaxEnv(ContextEnv):
             condition = f"be a number of steps, or null, as the game's own limit is {own}"
             require(self.label, "time_limit", time_limit, own is None or own >= 1, condition)
             time_limit = own
-        elif time_limit is not None and game.time_limit is not None:
+        elif time_limit is not None:
             self._check_limit(time_limit, game.time_limit)
         super().__init__(
             num_envs=num_envs,
@@ -198,8 +198,12 @@ class JaxEnv(ContextEnv):
             remedy = described(error)
             raise ArgumentError(self.label, name, got, condition, remedy=remedy) from error
 
-    def _check_limit(self, limit: int, own: int) -> None:
-        """Raise for a limit beyond that of the game, which ends its episodes before."""
+    def _check_limit(self, limit: Any, own: int | None) -> None:
+        """Raise for a limit that is no number, or beyond that of the game, which ends before."""
+        is_number = isinstance(limit, int) and not isinstance(limit, bool)
+        require(self.label, "time_limit", limit, is_number, "be an integer, 'registered' or None")
+        if own is None:
+            return
         condition = f"be at most {own}, as the game itself ends then"
         remedy = "raise the limit in the parameters of the game, by its name in env.settings"
         require(self.label, "time_limit", limit, limit <= own, condition, remedy=remedy)

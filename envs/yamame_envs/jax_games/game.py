@@ -140,12 +140,19 @@ def gymnax_game(
             terminated, truncated = _ends(done, info, owner)
         return observation, after, reward, terminated, truncated, info
 
+    action_space = _space(env, "action_space", params, owner)
+    count, choices = getattr(env, "num_actions", None), getattr(action_space, "n", None)
+    if choices is not None and isinstance(count, Integral) and count != choices:
+        print_once(
+            f"{owner}: action_space has {choices} choices, and num_actions is {count}: "
+            "action_space is used"
+        )
     # Messages name the methods of the environment.
     reset.__name__, step.__name__ = "reset_env", "step_env"
     return Game(
         reset=reset,
         step=step,
-        action_space=_space(env, "action_space", params, owner),
+        action_space=action_space,
         observation_space=_space(env, "observation_space", params, owner),
         time_limit=time_limit_of(params, env, owner=owner),
         draw_task=draw_task if callable(draw_task) else None,

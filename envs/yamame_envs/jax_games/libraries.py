@@ -11,6 +11,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,22 @@ def library_game(id: str, settings: Settings, draw_task: DrawTask | str | None, 
             remedy = _suggestion(library, game) or one_line(error)
             wrong = ArgumentError(owner, "id", id, condition, remedy=remedy)
         raise wrong from error
+
+
+def suggested_id(wrong: str) -> str | None:
+    """Return the id of a game that is named without its library, or with one misspelt.
+
+    >>> suggested_id("gymnx:CartPole-v1")
+    'gymnax:CartPole-v1'
+    """
+    library, colon, game = wrong.partition(":")
+    if colon:
+        close = get_close_matches(library, LIBRARIES, n=1)
+        return f"{close[0]}:{game}" if close else None
+    for known, registry in _REGISTRIES.items():
+        if find_spec(known) is not None and wrong in registry():
+            return f"{known}:{wrong}"
+    return None
 
 
 def _suggestion(library: str, wrong: str) -> str | None:

@@ -10,7 +10,7 @@ from yamame.system.user_code import is_of_package, user_code
 
 from yamame_envs.adapters.extras import missing_extra
 from yamame_envs.jax_games.game import Game
-from yamame_envs.jax_games.libraries import LIBRARIES
+from yamame_envs.jax_games.libraries import LIBRARIES, suggested_id
 
 _NOT_OWN = ("popgym", "yamame", "yamame_envs")
 """Packages in which no game of a user is found: ids may name some of them without trust."""
@@ -35,7 +35,10 @@ def located(text: str, owner: str, name: str) -> Any:
     package = module.partition(".")[0]
     can_be_own = bool(attribute) and package not in ("", *_NOT_OWN, *LIBRARIES)
     home, _, last = text.rpartition(".")
-    remedy = f"did you mean {home}:{last}?" if home and ":" not in text else None
+    meant = f"{home}:{last}" if home and ":" not in text else None
+    if name == "id" and not can_be_own:
+        meant = suggested_id(text) or meant
+    remedy = f"did you mean {meant}?" if meant else None
     require(owner, name, text, can_be_own, condition, remedy=remedy)
     try:
         with user_code(f"{owner}: {name} failed while it was imported", passes=(ImportError,)):
@@ -47,6 +50,8 @@ def located(text: str, owner: str, name: str) -> Any:
         if missing is not None:
             raise missing from error
         reason = one_line(error)
+        meant = suggested_id(text) if isinstance(error, ImportError) and name == "id" else None
+        reason += f", did you mean {meant}?" if meant else ""
         if isinstance(error, AttributeError):
             close = get_close_matches(str(error.name), dir(error.obj), n=1)
             reason += "".join(f", did you mean {each}?" for each in close)

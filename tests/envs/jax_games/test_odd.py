@@ -167,6 +167,15 @@ def test_what_a_game_returns_instead_is_named_in_a_line(made, message):
     assert "\n" not in str(raised.value)
 
 
+def test_two_numbers_of_actions_are_told(capfd):
+    def action_space(self, params):
+        return Discrete(7)
+
+    made = walk(num_actions=4, action_space=action_space)
+    assert JaxEnv(id=made).action_spec.n == 7
+    assert "action_space has 7 choices, and num_actions is 4" in capfd.readouterr().err
+
+
 def test_flags_that_are_neither_true_nor_false_are_named_with_env_and_step():
     def told(self, over):
         return jnp.where(over, jnp.nan, 0.0), {}

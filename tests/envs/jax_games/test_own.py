@@ -428,6 +428,8 @@ def test_wrong_truncation_and_wrong_fields_of_tasks_are_named(game, name, messag
         ({"settings": {"max_steps": 0}}, "env.time_limit"),
         ({"time_limit": 0}, "env.time_limit"),
         ({"time_limit": 10}, "env.time_limit"),
+        ({"time_limit": True}, "env.time_limit"),
+        ({"time_limit": "x"}, "env.time_limit"),
         ({"success": "won"}, "env.success"),
         ({"tasks": "mylab:NUMBER"}, "env.tasks"),
         ({"split": "train"}, "env.split"),

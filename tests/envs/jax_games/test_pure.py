@@ -200,6 +200,13 @@ def test_an_id_with_a_typing_error_has_a_suggestion(game):
         JaxEnv(id="mylab:Recal")
 
 
+@pytest.mark.parametrize("id", ["CartPole-v1", "gymnx:CartPole-v1"])
+def test_an_id_without_its_library_has_a_suggestion(id):
+    pytest.importorskip("gymnax")
+    with pytest.raises(ArgumentError, match=r"did you mean gymnax:CartPole-v1\?"):
+        JaxEnv(id=id)
+
+
 @pytest.mark.parametrize(("id", "meant"), [("mylab.Recall", "mylab:Recall"), ("a.b.C", "a.b:C")])
 def test_an_id_with_a_point_in_place_of_a_colon_has_a_suggestion(game, id, meant):
     game(RECALL)
