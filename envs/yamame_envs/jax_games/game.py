@@ -140,19 +140,12 @@ def gymnax_game(
             terminated, truncated = _ends(done, info, owner)
         return observation, after, reward, terminated, truncated, info
 
-    action_space = _space(env, "action_space", params, owner)
-    count, choices = getattr(env, "num_actions", None), getattr(action_space, "n", None)
-    if choices is not None and isinstance(count, Integral) and count != choices:
-        print_once(
-            f"{owner}: action_space has {choices} choices, and num_actions is {count}: "
-            "action_space is used"
-        )
     # Messages name the methods of the environment.
     reset.__name__, step.__name__ = "reset_env", "step_env"
     return Game(
         reset=reset,
         step=step,
-        action_space=action_space,
+        action_space=_action_space(env, params, owner),
         observation_space=_space(env, "observation_space", params, owner),
         time_limit=time_limit_of(params, env, owner=owner),
         draw_task=draw_task if callable(draw_task) else None,
@@ -272,6 +265,17 @@ def _ends(done: Any, info: Any, owner: str) -> tuple[Any, Any]:
         check_number(owner, "info['truncated']", truncated)
         return jnp.logical_and(done, jnp.logical_not(truncated)), truncated
     return done, jnp.zeros((), bool)
+
+
+def _action_space(env: Any, params: Any, owner: str) -> Any:
+    space = _space(env, "action_space", params, owner)
+    count, choices = getattr(env, "num_actions", None), getattr(space, "n", None)
+    if choices is not None and isinstance(count, Integral) and count != choices:
+        print_once(
+            f"{owner}: action_space has {choices} choices, and num_actions is {count}: "
+            "action_space is used"
+        )
+    return space
 
 
 def _space(env: Any, name: str, params: Any, owner: str) -> Any:
