@@ -172,8 +172,7 @@ def load_trained(
     known = parameters_of(target_of(OmegaConf.create(config).env))
     is_older = "split_by" in known and "split_by" not in config["env"]
     trained_env = complete_env(config, known)
-    # Settings of held-out tasks become those of the environment, so that the caller's settings
-    # take precedence over both.
+    # Settings of held-out tasks become those of the environment; the caller's come before both.
     held_out = config["evaluation"]["env"]
     config["evaluation"] = {**config["evaluation"], "env": {}}
     config["env"] = plain(OmegaConf.merge(trained_env, held_out, dict(env or {})))
