@@ -92,6 +92,7 @@ KINDS = {
     ),
     "relabel": (
         Kind("yamame.replay", "yamame.replay.Relabel", inner=True),
+        Kind("yamame.replay", "yamame.replay.RelabelTasks"),
         Kind("yamame.replay", "yamame.replay.GoalFrequencies"),
     ),
     "exploration": (Kind("yamame.exploration", "yamame.exploration.Exploration", inner=True),),

@@ -13,4 +13,5 @@ from yamame.replay.packing import pack as pack
 from yamame.replay.relabel import Relabel as Relabel
 from yamame.replay.sequence_packing import SequencePacking as SequencePacking
 from yamame.replay.subsampling import TrialSubsampling as TrialSubsampling
+from yamame.replay.tasks import RelabelTasks as RelabelTasks
 from yamame.replay.window import Window as Window

@@ -18,9 +18,10 @@ from yamame.checks import ArgumentError, Bounds, PositiveInt, check_bounds, requ
 from yamame.execution.capturing import capturing
 
 from yamame_envs.base import BatchedEnv
-from yamame_envs.split import Identity, Split
+from yamame_envs.split import Identity, Split, entry_hash, is_held_out
 from yamame_envs.streams import fold
 from yamame_envs.tasks import Tensors, one_hots
+from yamame_envs.xland.achieved import NUM_GOALS, NUM_PLACES, achieved_goals, encoded_goals
 from yamame_envs.xland.cells import EMPTY, FLOOR, WALL, Colour, Tile, pack, unpack
 from yamame_envs.xland.pictures import draw_grid
 from yamame_envs.xland.rooms import RoomsName, draw_layouts, make_rooms
@@ -80,6 +81,10 @@ class XLand(BatchedEnv):
             ``test``, that share (`yamame_envs.split`).
         split_by: Held-out entries: ``rulesets``, a goal and the set of rules, whatever the objects;
             ``goals``, goals, whatever the rules.
+        achieved: Write ``achieved`` ``[N, 12]`` int32 for `yamame.replay.RelabelTasks`: numbers of
+            the goals that the last step has reached, whichever the hidden one is, but for those on
+            the other side of the split; 0 in places without a goal. Needs ``reward="success"`` and,
+            with several trials, ``trial_end="reset_step"``.
         observable: Write goal and rules to ``hidden``: kinds, tiles and colours as one-hots,
             ``[N, 65 + 87 * K]`` for at most K rules.
         seed: Seed of the tasks of all episodes.
@@ -101,6 +106,7 @@ class XLand(BatchedEnv):
     _bare_grid: Tensor
     _rewards: Tensor
     _directions: Tensor
+    _goal_hashes: Tensor
 
     @check_bounds
     def __init__(
@@ -118,6 +124,7 @@ class XLand(BatchedEnv):
         trial_end: TrialEnd = "soft_reset",
         split: Split = "all",
         split_by: Literal["rulesets", "goals"] = "rulesets",
+        achieved: bool = False,
         observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
@@ -139,25 +146,35 @@ class XLand(BatchedEnv):
         self._has_reset_steps = trial_end == "reset_step" and num_trials > 1
         num_reset_steps = num_trials - 1 if self._has_reset_steps else 0
         self._shows_direction = direction
-        shape = (view_size, view_size, 2)
-        observations: dict[str, TensorSpec] = {
-            "observation": Categorical(len(Tile), shape=shape, dtype=torch.uint8, device=device)
-        }
-        if direction:
-            observations["direction"] = Binary(4, dtype=torch.bool, device=device)
+        self._shows_achieved = achieved
+        if achieved:
+            self._check_relabelling(reward, trial_end)
         num_hidden = _NUM_GOAL_KINDS + 2 * _ONE_PAIR
         num_hidden += self._distribution.num_rules * (_NUM_RULE_KINDS + 3 * _ONE_PAIR)
         super().__init__(
             num_envs=num_envs,
             time_limit=num_trials * self._trial_limit + num_reset_steps,
             action=Categorical(NUM_ACTIONS),
-            observations=observations,
+            observations=self._observations(view_size, device),
             hidden=num_hidden if observable else 0,
             seed=seed,
             device=device,
         )
         self._add_tables(view_size)
         self.check_split()
+
+    def _observations(self, view_size: int, device: str | torch.device) -> dict[str, TensorSpec]:
+        shape = (view_size, view_size, 2)
+        observations: dict[str, TensorSpec] = {
+            "observation": Categorical(len(Tile), shape=shape, dtype=torch.uint8, device=device)
+        }
+        if self._shows_direction:
+            observations["direction"] = Binary(4, dtype=torch.bool, device=device)
+        if self._shows_achieved:
+            observations["achieved"] = Categorical(
+                NUM_GOALS + 1, shape=(NUM_PLACES,), dtype=torch.int32, device=device
+            )
+        return observations
 
     @classmethod
     def _distribution_of(cls, level: Level | Mapping[str, Any]) -> Distribution:
@@ -173,6 +190,12 @@ class XLand(BatchedEnv):
                 raise ArgumentError(cls.__name__, name, error.value, error.condition) from error
         require_choice(cls.__name__, "level", level, tuple(LEVELS))
         return LEVELS[level]
+
+    def _check_relabelling(self, reward: Reward, trial_end: TrialEnd) -> None:
+        """Raise unless trajectories of another goal follow from those of the hidden one."""
+        require(self.label, "reward", reward, reward == "success", "be success with achieved")
+        shows_ends = trial_end == "reset_step" or self.num_trials == 1
+        require(self.label, "trial_end", trial_end, shows_ends, "be reset_step with achieved")
 
     def _check_space(self, rooms: str) -> None:
         num_free = len(self._rooms.free)
@@ -190,6 +213,9 @@ class XLand(BatchedEnv):
         if self._reward == "success":
             rewards = torch.ones_like(rewards)
         tables = {"_bare_grid": bare, "_rewards": rewards, "_directions": torch.eye(4).bool()}
+        if self._shows_achieved:
+            goals = canonical({"goal": encoded_goals()})["goal"]
+            tables["_goal_hashes"] = entry_hash(goals, 0)
         for name, table in tables.items():
             self.register_buffer(name, table.to(self.device), persistent=False)
 
@@ -217,6 +243,9 @@ class XLand(BatchedEnv):
         }
         if self._distribution.num_rules > 0:
             task["rules"] = ruleset["rules"]
+        if self._shows_achieved:
+            # What the rules add to the hash of a ruleset: its goal is its first entry.
+            task["rules_hash"] = self.task_hash(task) - entry_hash(canonical(task)["goal"], 0)
         return task
 
     def begin(self, task: Tensors) -> Tensors:
@@ -235,6 +264,10 @@ class XLand(BatchedEnv):
         if self._has_reset_steps:
             # The next step begins a trial.
             state["over"] = no.clone()
+        if self._shows_achieved:
+            state["achieved"] = torch.zeros(
+                len(trial), NUM_PLACES, dtype=torch.int32, device=trial.device
+            )
         return state
 
     def _lay_out(self, task: Tensors, trial: Tensor) -> tuple[Tensor, Tensor]:
@@ -275,6 +308,9 @@ class XLand(BatchedEnv):
             ended = trial >= self.num_trials
             # The last trial does not begin again: its last timestep is still shown.
             again = is_over & ~ended
+        if self._shows_achieved:
+            achieved = self._achieved(task, grid, pose, pocket, action)
+            extra["achieved"] = achieved.masked_fill(again.unsqueeze(-1), 0)
         if self.num_trials > 1 and self._may_be_any(again):
             new_grid, new_pose = self._lay_out(task, trial.clamp(max=self.num_trials - 1))
             grid = torch.where(again.unsqueeze(-1), new_grid, grid)
@@ -292,6 +328,16 @@ class XLand(BatchedEnv):
         }
         return {**changed, **extra}, reward.unsqueeze(-1), (ended & is_reached).unsqueeze(-1)
 
+    def _achieved(
+        self, task: Tensors, grid: Tensor, pose: Tensor, pocket: Tensor, action: Tensor
+    ) -> Tensor:
+        """Return the numbers ``[N, 12]`` of the goals on this side that a step has reached."""
+        numbers = achieved_goals(self._game.nearby(grid, pose), pocket, action)
+        if self.split == "all":
+            return numbers
+        hashed = self._goal_hashes.take(numbers.long()) + task["rules_hash"].unsqueeze(-1)
+        return numbers.masked_fill(is_held_out(hashed) != (self.split == "test"), 0)
+
     def _test(
         self, program: Tensor, grid: Tensor, pose: Tensor, pocket: Tensor, action: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -303,6 +349,8 @@ class XLand(BatchedEnv):
     def observe(self, task: Tensors, state: Tensors) -> Tensors:
         pose = state["pose"]
         seen = {"observation": unpack(self._game.view(state["grid"], pose))}
+        if self._shows_achieved:
+            seen["achieved"] = state["achieved"]
         if self._shows_direction:
             seen["direction"] = self._directions.index_select(0, pose & 3)
         return seen

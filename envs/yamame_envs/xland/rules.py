@@ -159,6 +159,10 @@ class Game(nn.Module):
         grid = grid.scatter(1, ahead, there_after.unsqueeze(-1))
         return grid, pose, pocket
 
+    def nearby(self, grid: Tensor, pose: Tensor) -> Tensor:
+        """Return the codes ``[N, 9]`` of the cells `Facts.near`."""
+        return grid.gather(1, self._near.index_select(0, pose))
+
     def facts(self, grid: Tensor, pose: Tensor, pocket: Tensor) -> Facts:
         """Return what conditions test."""
         near = self._near.index_select(0, pose)
