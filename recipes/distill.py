@@ -33,7 +33,7 @@ from tensordict.nn import TensorDictModuleBase
 from yamame.baselines import learning_histories
 from yamame.checks import require_setting
 from yamame.cli.app import main
-from yamame.cli.nodes import instantiate
+from yamame.cli.nodes import instantiate, target_of
 from yamame.cli.training_settings import DistillConfig
 from yamame.evaluation import EvaluationResult
 from yamame.files.atomic import write_json
@@ -110,10 +110,10 @@ def check(cfg: DistillConfig) -> None:
     steps = cfg.budget.env_steps
     condition = "be null, because schedule.learning_starts limits the steps of the learners"
     require_setting("budget.env_steps", steps, steps is None, condition)
-    strategy = cfg.relabel.get("strategy")
+    relabelling = target_of(cfg.relabel).__name__
     condition = "be none, because histories cannot be relabelled"
     remedy = "set relabel=none"
-    require_setting("relabel.strategy", strategy, not build.relabels(cfg), condition, remedy=remedy)
+    require_setting("relabel", relabelling, not build.relabels(cfg), condition, remedy=remedy)
 
 
 def evaluate_source(

@@ -30,6 +30,7 @@ from torchrl.envs import Compose, EnvBase
 from yamame.agent import InContextAgent
 from yamame.checks import require_setting
 from yamame.cli.app import main
+from yamame.cli.nodes import target_of
 from yamame.cli.training_settings import PPOConfig
 from yamame.collectors import EpisodeCollector
 from yamame.replay import OnPolicyBuffer, minibatches
@@ -46,10 +47,10 @@ from yamame.training.seeding import seed_everything
 
 def train(cfg: PPOConfig, callbacks: Sequence[Callback] = ()) -> float:
     """Run the recipe; return success on held-out tasks, or the mean return without success."""
-    strategy = cfg.relabel.get("strategy")
+    relabelling = target_of(cfg.relabel).__name__
     condition = "be none, because learning on-policy cannot relabel"
     remedy = "set relabel=none"
-    require_setting("relabel.strategy", strategy, not build.relabels(cfg), condition, remedy=remedy)
+    require_setting("relabel", relabelling, not build.relabels(cfg), condition, remedy=remedy)
     with Run(cfg, callbacks=callbacks) as run:
         seed_everything(cfg.seed)
         env = build.build_env(cfg, num_envs=cfg.schedule.num_envs, seed=cfg.seed)

@@ -44,7 +44,7 @@ ENTRIES = (
         "achieved",
         "(M, d)",
         "float32",
-        "goals that hold at t, for relabelling only",
+        "goals that hold at t, for relabelling only; `(M)` int32: numbers of hidden goals",
         is_stored=True,
     ),
     Entry(

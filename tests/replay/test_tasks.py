@@ -161,6 +161,41 @@ def test_goals_with_coordinates_are_refused():
         RelabelTasks()(batch)
 
 
+def test_observed_goals_are_refused():
+    batch = first_episodes(XLand(**SETTINGS))
+    with pytest.raises(ArgumentError, match=r"hold no goal that the agent observes.*hidden"):
+        RelabelTasks()(batch.copy().set("hidden", batch["prev_reward"]))
+
+
+def test_rewards_that_lead_into_another_trial_are_refused():
+    batch = first_episodes(XLand(**SETTINGS))
+    start = batch["trial_start"][0].flatten().nonzero()[1]
+    batch["next", "reward"][0, start - 1] = 1
+    with pytest.raises(ArgumentError, match=r"show the timestep .*trial_end=reset_step"):
+        RelabelTasks()(batch)
+
+
+def test_trajectories_without_their_beginning_keep_their_goals():
+    batch = first_episodes(XLand(**SETTINGS))
+    batch["is_init"][::2, 0] = False
+    after = RelabelTasks(1.0)(batch)
+    assert (after[::2] == batch[::2]).all()
+    assert not (after[1::2] == batch[1::2]).all()
+
+
+def test_other_entries_of_the_last_transition_are_zero_and_done_follows():
+    batch = first_episodes(XLand(**SETTINGS))
+    over = batch["next", "terminated"] | batch["next", "truncated"]
+    batch["next", "done"] = over
+    batch["next", "cost"] = (torch.ones_like(over) & batch["mask"]).float()
+    after = RelabelTasks(1.0)(batch)
+    ended = after["next", "terminated"] | after["next", "truncated"]
+    assert torch.equal(after["next", "done"], ended)
+    assert torch.equal(ended.flatten(1).sum(1), torch.ones(NUM_ENVS, dtype=torch.int64))
+    last = after["mask"].flatten(1).sum(1) - 1
+    assert (after["next", "cost"][torch.arange(NUM_ENVS), last] == 0).all()
+
+
 def test_one_trial_without_marks_of_its_start():
     achieved = torch.tensor([[0, 0, 7, 7, 9, 0]]).unsqueeze(-1)
     zeros = torch.zeros(1, 6, 1)

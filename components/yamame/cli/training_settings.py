@@ -392,8 +392,8 @@ class TrainingConfig(PlayedConfig):
     environments need none."""
     checkpoint: CheckpointSettings
     relabel: Target
-    """Hindsight relabelling: replaces missed goals of stored trajectories by achieved ones;
-    relabel=none for environments without goals."""
+    """Hindsight relabelling: replaces missed goals of sampled trajectories by achieved ones;
+    relabel=tasks for hidden goals, none for environments without goals."""
     exploration: Target
     """Random changes of actions while trajectories are collected."""
     optimizer: Target

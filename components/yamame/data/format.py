@@ -378,7 +378,8 @@ class TrajectoryFormat:
         for key in ("terminated", "truncated", "success"):
             if ("next", key) not in packed.keys(True):
                 packed.set(("next", key), torch.zeros_like(mask))
-        if "achieved" in self.observed and "achieved_mask" not in packed.keys():
+        is_known = {"achieved", "achieved_mask"} <= {*self.observed} and "achieved" in packed.keys()
+        if is_known and "achieved_mask" not in packed.keys():
             slots = packed.get("achieved").shape[:-1]
             packed.set("achieved_mask", torch.ones(slots, dtype=torch.bool))
 

@@ -11,13 +11,13 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from yamame.checks import UnitInterval, check_bounds, require
-from yamame.replay.gather import BatchTransform, gather_timesteps
+from yamame.replay.gather import BatchTransform, clear_transitions, gather_timesteps
 
 _NEEDED = (
     *("achieved", ("next", "reward"), "mask"),
     *("prev_action", "prev_reward", ("next", "terminated")),
 )
-_REMEDY = "set env.achieved=true, if the environment is yamame_envs.XLand"
+_REMEDY = "yamame_envs.XLand writes it with env.achieved=true"
 _BY_PLACE = ("time", "step_index", "is_init")
 """Entries that depend on the number of a timestep alone."""
 
@@ -47,14 +47,21 @@ class RelabelTasks(BatchTransform):
     The hidden goal of an environment must decide nothing but when a trial ends, which pays 1; there
     may be one trial or several. At each timestep, ``achieved`` ``[B, L, M]`` holds the numbers of
     the goals that have just been reached, whichever the hidden one is, and 0 in other places.
+    Trials must show their last timestep, and a further step leads to the next one
+    (``trial_end="reset_step"`` of `yamame_envs.XLand`).
 
-    A share of the trajectories receives a goal, drawn from all that they have reached at any time,
-    and becomes what the environment would have emitted for it with the same actions: a trial ends
-    where it first reaches the goal; ``success`` is that of the last one. A trial that had ended at
-    its former goal before that does not show what comes next: it is left out, and the trajectory is
-    truncated at its end. Trials must
-    show their last timestep, and a further step leads to the next one (``trial_end="reset_step"``
-    of `yamame_envs.XLand`).
+    A share of the trajectories receives a goal that they have reached, drawn uniformly from all
+    timesteps and places, so frequent goals are drawn more often. Such a trajectory becomes what the
+    environment would have emitted for the goal with the same actions: a trial ends where it first
+    reaches the goal, and ``success`` is that of the last one. Only ends differ where the former
+    goal hides them:
+
+    * A trial that had ended at its former goal first does not show what comes next. It is left
+      out, and the trajectory is truncated at its end.
+    * A trajectory that was cut off before its last trial was over is truncated at its end.
+
+    Trajectories keep their goals if they have reached none, or lack the beginning of their episode.
+    The width of the batch does not change.
 
     The transform belongs before any transform that cuts windows.
 
@@ -64,7 +71,8 @@ class RelabelTasks(BatchTransform):
 
     Raises:
         ArgumentError: In use: the batch lacks an entry, is not ``[B, L]`` of right-padded
-            trajectories, or has a reward that is neither 0 nor 1.
+            trajectories, shows goals to the agent, or has a reward that is neither 0 nor 1, or for
+            a transition into another trial.
 
     >>> from tensordict import TensorDict
     >>> achieved = torch.tensor([0, 0, 5, 0]).view(1, 4, 1)
@@ -80,6 +88,9 @@ class RelabelTasks(BatchTransform):
     (tensor([0., 1., 0., 0.]), tensor([ True,  True,  True, False]))
     """
 
+    needs_entries = ("achieved",)
+    """Observations without which an environment is refused before training."""
+
     @check_bounds
     def __init__(
         self, probability: UnitInterval = 0.5, *, generator: torch.Generator | None = None
@@ -93,26 +104,47 @@ class RelabelTasks(BatchTransform):
         self.check_shape(tensordict)
         shape = tensordict.shape
         achieved, reward, mask, *_ = self.entries(tensordict, _NEEDED, remedy=_REMEDY)
-        are_numbers = achieved.ndim == 3 and not achieved.is_floating_point()
+        self._check_goals(tensordict, achieved)
+        reward, real = reward.reshape(shape), mask.reshape(shape).bool()
+        self.check_packed(tensordict, real)
+        starts = torch.zeros_like(real)
+        starts[:, 0] = True
+        if tensordict.get("trial_start", None) is not None:
+            starts |= tensordict["trial_start"].reshape(shape).bool()
+        self._check_rewards(reward, starts, real)
+        goal = self._draw(achieved, real & ~starts)
+        if tensordict.get("is_init", None) is not None:
+            goal = goal.masked_fill(~tensordict["is_init"][:, 0].flatten().bool(), 0)
+        trials = _trials(achieved, goal, real, starts & real, reward > 0)
+        return _rewritten(tensordict, trials, (goal > 0).unsqueeze(1))
+
+    @staticmethod
+    def _check_goals(batch: TensorDictBase, achieved: Tensor) -> None:
+        is_whole = not achieved.is_floating_point() and achieved.dtype != torch.bool
+        are_numbers = is_whole and achieved.ndim == 3 and achieved.shape[-1] > 0
         got = f"{achieved.dtype} {list(achieved.shape)}"
         remedy = "goals with coordinates are relabelled by yamame.replay.Relabel"
         condition = "be numbers of goals [B, L, M]"
         require("RelabelTasks", "achieved", got, are_numbers, condition, remedy=remedy)
-        reward = reward.reshape(shape)
-        real = mask.reshape(shape).bool()
-        self.check_packed(tensordict, real)
-        other = reward[real & (reward != 0) & (reward != 1)][:3].tolist()
+        shown = [key for key in ("goal", "hidden") if key in batch.keys()]
+        condition = "hold no goal that the agent observes"
+        require("RelabelTasks", "the batch", shown, not shown, condition)
+
+    @staticmethod
+    def _check_rewards(reward: Tensor, starts: Tensor, real: Tensor) -> None:
+        # On other devices, reading the result would wait for the device.
+        if not reward.is_cpu:
+            return
+        pays = real & (reward != 0)
+        other = reward[pays & (reward != 1)][:3].tolist()
         condition = "be 1 where the goal is reached and 0 elsewhere"
         remedy = "set env.reward=success, if the environment is yamame_envs.XLand"
         require("RelabelTasks", "rewards", other, not other, condition, remedy=remedy)
-
-        starts = torch.zeros_like(real)
-        starts[:, 0] = True
-        if tensordict.get("trial_start", None) is not None:
-            starts |= tensordict["trial_start"].reshape(shape)
-        goal = self._draw(achieved, real & ~starts)
-        trials = _trials(achieved, goal, real, starts & real, reward > 0)
-        return _rewritten(tensordict, trials, (goal > 0).unsqueeze(1))
+        shows_ends = not bool((pays[:, :-1] & starts[:, 1:]).any())
+        got = "a reward for a transition into another trial"
+        condition = "show the timestep at which the goal is reached"
+        remedy = "set env.trial_end=reset_step, if the environment is yamame_envs.XLand"
+        require("RelabelTasks", "trials", got, shows_ends, condition, remedy=remedy)
 
     def _draw(self, achieved: Tensor, may_reach: Tensor) -> Tensor:
         """Draw goals ``[B]`` that trajectories have reached; 0 if one keeps its own."""
@@ -190,20 +222,11 @@ def _rewritten(batch: TensorDictBase, trials: _Trials, changed: Tensor) -> Tenso
     for key in by_place.keys():
         replace(key, by_place[key])
 
-    ended = batch.get(("next", "terminated")).reshape(shape) & trials.real
+    ended = batch.get(("next", "terminated")).reshape(shape).bool() & trials.real
     is_over = is_last & ended.any(1, keepdim=True) & ~trials.is_short
     replace(("next", "terminated"), is_over)
-    if batch.get(("next", "truncated"), None) is not None:
-        replace(("next", "truncated"), is_last & ~is_over)
-    if batch.get(("next", "success"), None) is not None:
-        replace(("next", "success"), is_over & (reward > 0))
-    # There is no transition out of the last timestep.
-    action = out.get("action", None)
-    if action is not None:
-        replace("action", action * expanded(has_next, action))
-    return out
-
-
-def expanded(flags: Tensor, value: Tensor) -> Tensor:
-    """Return flags ``[B, L]`` with the number of dimensions of a value ``[B, L, ...]``."""
-    return flags.view(*flags.shape, *[1] * (value.ndim - 2))
+    ends = {"truncated": is_last & ~is_over, "done": is_last, "success": is_over & (reward > 0)}
+    for name, flags in ends.items():
+        if batch.get(("next", name), None) is not None:
+            replace(("next", name), flags)
+    return clear_transitions(out, (length.squeeze(1) - 1).clamp(min=0))

@@ -292,6 +292,7 @@ def build_transform(cfg: AnyConfig, env: EnvBase, *, resumed: Path | None = None
     has_goals = set(GOAL_KEYS) <= set(env.observation_spec.keys())
     # A user's class may rewrite something else, such as rewards.
     needs_goals = getattr(target_of(cfg.relabel), "needs_goals", False)
+    checks.check_relabelled_entries(cfg, env.observation_spec.keys())
     if has_goals or not needs_goals:
         transforms.append(_build_relabelling(cfg, env, resumed))
     else:

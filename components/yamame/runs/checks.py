@@ -4,9 +4,11 @@ Conditions on one argument stand in the signature of its constructor (`yamame.ch
 """
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from tensordict import NestedKey
 from torchrl.envs import EnvBase, Transform
 
 from yamame.checks import UsageError, require_setting
@@ -150,6 +152,21 @@ def check_no_relabelling(cfg: AnyConfig) -> None:
     value = cfg.relabel.get("strategy", target_of(cfg.relabel).__name__)
     condition = f"be none, for {name} has no goals to relabel"
     require_setting("relabel", value, not relabels(cfg), condition, remedy="set relabel=none")
+
+
+def check_relabelled_entries(cfg: AnyConfig, observed: Collection[NestedKey]) -> None:
+    """Check that an environment writes what the class of ``relabel`` needs (``needs_entries``).
+
+    Raises:
+        SettingError: An entry is missing.
+    """
+    relabelling = target_of(cfg.relabel)
+    missing = [key for key in getattr(relabelling, "needs_entries", ()) if key not in observed]
+    condition = f"be none, because the environment does not write {', '.join(missing)}"
+    remedy = None
+    if missing:
+        remedy = "set relabel=none; yamame_envs.XLand writes it with env.achieved=true trials=none"
+    require_setting("relabel", relabelling.__name__, not missing, condition, remedy=remedy)
 
 
 def check_no_held_out_relabelling(cfg: AnyConfig) -> None:

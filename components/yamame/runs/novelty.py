@@ -28,7 +28,7 @@ IN_DATA, RELABELLED = "unless its data have met them", "unless relabelling has m
 _LARGEST_CONFIG = 2**22
 """Bytes of a configuration."""
 _SPLIT = ("split", "split_by")
-_NO_TASKS = ("seed", "num_envs", "device", "workers")
+_NO_TASKS = ("seed", "num_envs", "device", "workers", "achieved")
 """Settings that change neither the tasks of an environment nor its rules."""
 
 

@@ -83,8 +83,8 @@ class XLand(BatchedEnv):
             ``goals``, goals, whatever the rules.
         achieved: Write ``achieved`` ``[N, 12]`` int32 for `yamame.replay.RelabelTasks`: numbers of
             the goals that the last step has reached, whichever the hidden one is, but for those on
-            the other side of the split; 0 in places without a goal. Needs ``reward="success"`` and,
-            with several trials, ``trial_end="reset_step"``.
+            the other side of the split; 0 in places without a goal. Needs ``reward="success"``, a
+            hidden goal (``observable=False``) and, with several trials, ``trial_end="reset_step"``.
         observable: Write goal and rules to ``hidden``: kinds, tiles and colours as one-hots,
             ``[N, 65 + 87 * K]`` for at most K rules.
         seed: Seed of the tasks of all episodes.
@@ -148,7 +148,7 @@ class XLand(BatchedEnv):
         self._shows_direction = direction
         self._shows_achieved = achieved
         if achieved:
-            self._check_relabelling(reward, trial_end)
+            self._check_relabelling(reward, trial_end, observable)
         num_hidden = _NUM_GOAL_KINDS + 2 * _ONE_PAIR
         num_hidden += self._distribution.num_rules * (_NUM_RULE_KINDS + 3 * _ONE_PAIR)
         super().__init__(
@@ -191,8 +191,11 @@ class XLand(BatchedEnv):
         require_choice(cls.__name__, "level", level, tuple(LEVELS))
         return LEVELS[level]
 
-    def _check_relabelling(self, reward: Reward, trial_end: TrialEnd) -> None:
+    def _check_relabelling(self, reward: Reward, trial_end: TrialEnd, observable: bool) -> None:
         """Raise unless trajectories of another goal follow from those of the hidden one."""
+        remedy = "set env.achieved=false relabel=none"
+        condition = "be false with achieved, as another goal would be shown"
+        require(self.label, "observable", observable, not observable, condition, remedy=remedy)
         require(self.label, "reward", reward, reward == "success", "be success with achieved")
         shows_ends = trial_end == "reset_step" or self.num_trials == 1
         require(self.label, "trial_end", trial_end, shows_ends, "be reset_step with achieved")

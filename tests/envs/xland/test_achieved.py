@@ -90,7 +90,12 @@ def test_achieved_goals_keep_the_laws_of_environments():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "name"), [({"reward": "timed"}, "reward"), ({"trial_end": "soft_reset"}, "trial_end")]
+    ("wrong", "name"),
+    [
+        ({"reward": "timed"}, "reward"),
+        ({"trial_end": "soft_reset"}, "trial_end"),
+        ({"observable": True}, "observable"),
+    ],
 )
 def test_rewards_and_ends_that_cannot_be_relabelled_are_refused(wrong, name):
     with pytest.raises(UsageError, match=name):
