@@ -110,7 +110,7 @@ def check(cfg: DistillConfig) -> None:
     steps = cfg.budget.env_steps
     condition = "be null, because schedule.learning_starts limits the steps of the learners"
     require_setting("budget.env_steps", steps, steps is None, condition)
-    relabelling = target_of(cfg.relabel).__name__
+    relabelling = cfg.relabel.get("strategy", target_of(cfg.relabel).__name__)
     condition = "be none, because histories cannot be relabelled"
     remedy = "set relabel=none"
     require_setting("relabel", relabelling, not build.relabels(cfg), condition, remedy=remedy)

@@ -47,7 +47,7 @@ from yamame.training.seeding import seed_everything
 
 def train(cfg: PPOConfig, callbacks: Sequence[Callback] = ()) -> float:
     """Run the recipe; return success on held-out tasks, or the mean return without success."""
-    relabelling = target_of(cfg.relabel).__name__
+    relabelling = cfg.relabel.get("strategy", target_of(cfg.relabel).__name__)
     condition = "be none, because learning on-policy cannot relabel"
     remedy = "set relabel=none"
     require_setting("relabel", relabelling, not build.relabels(cfg), condition, remedy=remedy)

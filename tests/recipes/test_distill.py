@@ -58,7 +58,7 @@ def test_a_tiny_run_compares_the_agent_with_itself_without_memory_and_with_its_s
         (["context_length=40"], r"context_length: .*40 steps, got 40"),
         (["source.subsample=0"], r"source.subsample: must be an integer of at least 1, got 0"),
         (["source.learner.gamma=2"], r"source.learner.gamma: .*2"),
-        (["relabel=some"], r"relabel.strategy: must .*histories.*'some'"),
+        (["relabel=some"], r"relabel: must .*histories.*'some'"),
         (["budget.env_steps=100"], r"budget.env_steps: must be null.*100"),
         (["replay.capacity=100"], r"replay.capacity: must hold 324 timesteps, got 100"),
         (["replay.keep=0"], r"replay.keep: must be at least 1, got 0"),

@@ -44,7 +44,7 @@ def test_two_updates_run_with_every_kind_of_part(run, choice):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["env=mazerunner", "relabel=some"], r"relabel.strategy: must .*on-policy.*'some'"),
+        (["env=mazerunner", "relabel=some"], r"relabel: must .*on-policy.*'some'"),
         (["agent.gammas=[0.9,0.99]", "agent.multi_gamma=true"], r"agent.gammas: .*0\.9, 0\.99"),
         (["agent.loss.clip_epsilon=2"], r"clip_epsilon.*2"),
         (["schedule.epochs=0"], r"schedule.epochs: must be an integer of at least 1, got 0"),
