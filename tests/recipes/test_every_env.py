@@ -37,7 +37,8 @@ RUNS = [
     "env=tmaze env.length=8 agent=bc exploration=edges hardware=cpu optimizer=muon encoder=lru",
     "env=wind env.time_limit=9 agent.box_distribution=beta encoder=memoryless",
     "env=wind env.time_limit=9 agent=amago2 encoder=gru_selective callbacks=early_stopping",
-    "env=xland env.size=6 env.trial_limit=9 encoder=gru",
+    "env=xland relabel=tasks env.achieved=true env.reward=success env.trial_end=reset_step "
+    "env.size=6 env.trial_limit=9 encoder=gru",
     # Environments and encoders of other packages; nothing else is tested with these alone.
     *("env=crafter goal_encoder=token", "env=minigrid", "env=multi_domain", "env=popgym"),
     *("env=tmaze encoder=hf", "env=tmaze encoder=mamba", "env=tmaze encoder=torchrl"),
