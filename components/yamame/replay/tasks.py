@@ -198,7 +198,9 @@ def _rewritten(batch: TensorDictBase, trials: _Trials, changed: Tensor) -> Tenso
     row = shape[1] * torch.arange(shape[0], device=changed.device).unsqueeze(1)
     order = (~trials.kept).to(torch.uint8).argsort(dim=1, stable=True)
     length = trials.kept.sum(1, keepdim=True)
-    is_real, has_next, is_last = place < length, place < length - 1, place == length - 2
+    is_real = place < length
+    has_next = place < length - 1
+    is_last = place == length - 2
     following = torch.cat([order[:, 1:], order[:, -1:]], 1)
     former = torch.cat([order[:, :1], order[:, :-1]], 1)
     out = gather_timesteps(batch, row + order, is_real)
@@ -229,4 +231,4 @@ def _rewritten(batch: TensorDictBase, trials: _Trials, changed: Tensor) -> Tenso
     for name, flags in ends.items():
         if batch.get(("next", name), None) is not None:
             replace(("next", name), flags)
-    return clear_transitions(out, (length.squeeze(1) - 1).clamp(min=0))
+    return clear_transitions(out, length.squeeze(1) - 1)

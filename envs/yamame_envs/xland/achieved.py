@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from yamame_envs.xland.cells import Colour, Tile
+from yamame_envs.xland.cells import Colour, Tile, unpack
 from yamame_envs.xland.rules import FORWARD, PICK_UP, PUT_DOWN
 
 _NUM_OBJECTS: Final = len(Tile) * len(Colour)
@@ -33,8 +33,8 @@ def achieved_goals(nearby: Tensor, pocket: Tensor, action: Tensor) -> Tensor:
     Returns:
         ``[N, NUM_PLACES]`` int32; 0 in places without a goal.
     """
-    codes = torch.cat([nearby, pocket.unsqueeze(-1)], 1).to(torch.int64)
-    tile, colour = codes & 255, codes >> 8
+    codes = torch.cat([nearby, pocket.unsqueeze(-1)], 1)
+    tile, colour = unpack(codes).long().unbind(-1)
     # Tiles of goals have consecutive numbers, but for the doors among them.
     is_object = ((tile >= Tile.BALL) & (tile <= Tile.KEY)) | (tile >= Tile.HEX)
     beside, around, ahead, held = (tile * len(Colour) + colour).split([4, 4, 1, 1], 1)
@@ -47,7 +47,8 @@ def achieved_goals(nearby: Tensor, pocket: Tensor, action: Tensor) -> Tensor:
     is_pair = is_ahead & is_around & put
     two = _number(_TWO, torch.minimum(ahead, around), torch.maximum(ahead, around)) * is_pair
     is_turned = side >= 2
-    first, second = torch.where(is_turned, around, ahead), torch.where(is_turned, ahead, around)
+    first = torch.where(is_turned, around, ahead)
+    second = torch.where(is_turned, ahead, around)
     directed = _number(_DIRECTED + side % 2, first, second) * is_pair
     # No step both picks up and puts down.
     directed[:, :1] += _number(_HELD, held, 0) * (is_held & pick)
