@@ -31,7 +31,6 @@ from yamame_envs.xland.rulesets import LEVELS, Distribution, canonical, draw_rul
 Level = Literal["trivial", "small", "medium", "high"]
 Reward = Literal["timed", "success"]
 TrialEnd = Literal["soft_reset", "reset_step"]
-Layouts = Literal["new", "same"]
 
 _NUM_GOAL_KINDS = 15
 _NUM_RULE_KINDS = 12
@@ -41,8 +40,8 @@ _ONE_PAIR = len(Tile) + len(Colour)
 class XLand(BatchedEnv):
     """Grid of rooms with objects, a hidden goal and hidden rules, played in several trials.
 
-    An episode has one ruleset and ``num_trials`` trials, each with a new layout (or all with the
-    same one): places of objects, doors and agent. A trial ends at its goal or after ``trial_limit`` steps. The last trial shows
+    An episode has one ruleset and ``num_trials`` trials, each with a new layout: places of objects,
+    doors and agent. A trial ends at its goal or after ``trial_limit`` steps. The last trial shows
     its own last timestep, and the others by ``trial_end``; ``success`` is to reach the goal in the
     last one.
 
@@ -78,8 +77,6 @@ class XLand(BatchedEnv):
             a trial shows the first timestep of the next one. ``reset_step``: it shows the last
             timestep of its own trial, and the step after it leads to the next trial, whatever its
             action, and pays nothing.
-        layouts: Layouts of an episode. ``new``, as in the original: every trial has one of its own;
-            ``same``: every trial begins like the first one, so that places can be remembered too.
         split: Rulesets that episodes play: ``all``; ``train``, all but a share that is held out;
             ``test``, that share (`yamame_envs.split`).
         split_by: Held-out entries: ``rulesets``, a goal and the set of rules, whatever the objects;
@@ -125,7 +122,6 @@ class XLand(BatchedEnv):
         reward: Reward = "timed",
         direction: bool = True,
         trial_end: TrialEnd = "soft_reset",
-        layouts: Layouts = "new",
         split: Split = "all",
         split_by: Literal["rulesets", "goals"] = "rulesets",
         achieved: bool = False,
@@ -135,7 +131,6 @@ class XLand(BatchedEnv):
     ) -> None:
         require_choice(self.label, "reward", reward, get_args(Reward))
         require_choice(self.label, "trial_end", trial_end, get_args(TrialEnd))
-        require_choice(self.label, "layouts", layouts, get_args(Layouts))
         require(self.label, "view_size", view_size, view_size % 2 == 1, "be odd")
         self.hold_out(split, split_by)
         self._distribution = self._distribution_of(level)
@@ -150,7 +145,6 @@ class XLand(BatchedEnv):
         self._reward = reward
         self._has_reset_steps = trial_end == "reset_step" and num_trials > 1
         num_reset_steps = num_trials - 1 if self._has_reset_steps else 0
-        self._has_new_layouts = layouts == "new"
         self._shows_direction = direction
         self._shows_achieved = achieved
         if achieved:
@@ -238,7 +232,7 @@ class XLand(BatchedEnv):
 
     def draw_tasks(self, task_seed: Tensor) -> Tensors:
         ruleset = draw_rulesets(fold(task_seed, 0), self._distribution)
-        trials = torch.arange(self.num_trials) * self._has_new_layouts
+        trials = torch.arange(self.num_trials)
         keys = fold(task_seed.unsqueeze(-1), 1, trials)
         cells, doors, pose = draw_layouts(keys, self._rooms, self._distribution.num_objects)
         objects = pack(ruleset["objects"])
