@@ -5,11 +5,11 @@
     yamame evaluate run=[runs/a,runs/b] against=[runs/c,runs/d]
     yamame evaluate run=runs/mine diagnose=all     # its memory: docs/howto/diagnose.md
 
-A run is a directory, a checkpoint file or the id of an MLflow run. All runs play the same held-out
-tasks: not those that chose the best checkpoint in training, unless ``seed`` is set to that of
-training. Several runs are aggregated over seeds and tasks; runs with the same environment are runs
-of one task. Results are written to ``<output>/evaluation.json``; the same command replaces them.
-The score is the mean success of the runs, or their mean return if success is not reported.
+A run is a directory, a checkpoint file or the id of an MLflow run. All runs play the same episodes
+of held-out tasks: not those that chose the best checkpoint in training, unless ``seed`` is set to
+that of training. Several runs are aggregated over seeds and tasks; runs with the same environment
+are runs of one task. Results are written to ``<output>/evaluation.json``; the same command replaces
+them. The score is the mean success of the runs, or their mean return if success is not reported.
 """
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ CHOICES = (
     "env=gym env.id=Pendulum-v1 trials=repeated trials.num_trials=2 encoder=deltanet "
     "agent=separate exploration=gaussian",
     "env=tmaze encoder=hf",
-    "env=xland encoder=gru relabel=tasks env.achieved=true env.reward=success env.trial_end=reset_step",
+    "env=xland encoder=gru relabel=tasks env.achieved=true env.reward=success "
+    "env.trial_end=reset_step",
     "env=tmaze encoder=mingru",
     "env=tmaze encoder=mlstm",
     "env=bandits encoder=lru",

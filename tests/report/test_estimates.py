@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from yamame.evaluation.intervals import wilson_interval
 from yamame.report import Group, Resampling, make_sections
 from yamame.report.estimates import compare_with_base, crossings, final, thresholds_for
 from yamame.report.expected import Expected
@@ -13,7 +12,7 @@ from yamame.report.expected import Expected
 RESAMPLING = Resampling(num_resamples=400)
 
 
-def evaluated(*values, low=0.1, high=0.2, episodes=10, name="success"):
+def evaluated(*values, low=0.1, high=0.2, name="success"):
     """Metrics of evaluations at steps 10, 20, ..., with costs of 1 CPU-s per 10 steps."""
     steps = [10 * (index + 1) for index in range(len(values))]
     return {
@@ -22,7 +21,6 @@ def evaluated(*values, low=0.1, high=0.2, episodes=10, name="success"):
         f"eval/{name}_high": {
             step: value + high for step, value in zip(steps, values, strict=True)
         },
-        "eval/num_episodes": dict.fromkeys(steps, float(episodes)),
         "cost/cpu_s": {step: step / 10 for step in steps},
     }
 
@@ -51,21 +49,20 @@ def test_ten_seeds_are_resampled(make_run):
 
 
 def test_one_seed_has_no_interval_over_seeds_but_one_over_episodes(make_run):
-    end = final(group_of(make_run, (0.8,), episodes=20), "success_mean", RESAMPLING)
+    end = final(group_of(make_run, (0.8,)), "success_mean", RESAMPLING)
     assert end.over_seeds is None
-    assert end.over_episodes == wilson_interval(16, 20)
+    assert end.over_episodes == pytest.approx((0.7, 1.0))
 
 
-def test_successes_of_all_seeds_are_pooled_and_half_widths_of_returns_add_in_squares(make_run):
-    end = final(group_of(make_run, (0.5,), (1.0,), episodes=10), "success_mean", RESAMPLING)
-    assert end.over_episodes == wilson_interval(15, 20)
+def test_intervals_over_episodes_which_all_seeds_share_do_not_shrink_with_the_number_of_seeds(
+    make_run,
+):
     end = final(
         group_of(make_run, (2.0,), (4.0,), low=0.3, high=0.4, name="return"),
         "return_mean",
         RESAMPLING,
     )
-    # Two runs with half-widths h each: sqrt(2 h^2) / 2.
-    assert end.over_episodes == pytest.approx((3 - 0.3 / math.sqrt(2), 3 + 0.4 / math.sqrt(2)))
+    assert end.over_episodes == pytest.approx((2.7, 3.4))
 
 
 def test_a_value_that_is_no_number_is_not_replaced_by_an_earlier_one(make_run):
@@ -189,9 +186,10 @@ def test_intervals_over_repeated_tasks_are_kept_and_do_not_shrink_with_the_numbe
     make_run,
 ):
     def runs(count):
-        rows = [evaluated(0.5, episodes=256) for _ in range(count)]
+        rows = [evaluated(0.5) for _ in range(count)]
         for row in rows:
-            row |= {"eval/num_tasks": {10: 18.0}, "eval/intervals_over_tasks": {10: 1.0}}
+            row |= {"eval/num_tasks": {10: 18.0}, "eval/num_episodes": {10: 256.0}}
+            row["eval/intervals_over_tasks"] = {10: 1.0}
         return tuple(make_run(seed, row) for seed, row in enumerate(rows))
 
     for count in (1, 3):

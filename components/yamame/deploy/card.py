@@ -98,6 +98,10 @@ def _facts(saved: SavedAgent) -> dict[str, str]:
     # Only the summary of a run has it, and early runs did not write it.
     if about.get("cpu_s") is not None:
         facts["CPU-seconds of its run"] = _format_number(about["cpu_s"])
+    versions = about.get("versions")
+    if isinstance(versions, dict):
+        names = {"processor": "cpu", "PyTorch": "torch", "Yamame": "yamame"}
+        facts |= {row: str(versions[name]) for row, name in names.items() if name in versions}
     facts["parameters"] = f"{num_parameters:,}"
     return facts
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from yamame.evaluation.intervals import Interval, Method, Resampling, wilson_interval, with_width
+from yamame.evaluation.intervals import Interval, Method, Resampling, with_width
 from yamame.report.aggregate import (
     Estimate,
     aggregate,
@@ -99,29 +99,16 @@ def _over_episodes(group: Group, metric: str, confidence: float) -> Interval | N
     stem = metric.removesuffix("_mean")
     if metric == stem:
         return None
-    names = [f"eval/{metric}", f"eval/{stem}_low", f"eval/{stem}_high", "eval/num_episodes"]
+    names = [f"eval/{metric}", f"eval/{stem}_low", f"eval/{stem}_high"]
     logged = group.metrics.last_of(names)
     logged = logged[logged[f"eval/{metric}"].notna()]
     if logged.isna().to_numpy().any():
         return None
 
-    means, lows, highs, episodes = logged.to_numpy().T
-    if interval_unit(group) == "tasks":
-        # Runs of a group evaluate the same tasks, so the error due to the choice of these few tasks
-        # does not average out over runs.
-        return with_width(float(lows.mean()), float(highs.mean()))
-    if stem == "success":
-        # All episodes together are one sample of successes.
-        successes = int(np.rint(means * episodes).sum())
-        num_episodes = int(episodes.sum())
-        if num_episodes < 1 or not 0 <= successes <= num_episodes:
-            return None  # a custom environment may log a success that is no share
-        return wilson_interval(successes, num_episodes, confidence=confidence)
-
-    # Runs are independent: the half-widths of their means add up in squares.
-    below = np.sqrt(np.square(means - lows).sum()) / len(logged)
-    above = np.sqrt(np.square(highs - means).sum()) / len(logged)
-    return with_width(float(means.mean() - below), float(means.mean() + above))
+    _, lows, highs = logged.to_numpy().T
+    # Runs of a group are evaluated on the same tasks in the same order, so the error due to their
+    # choice does not average out over runs.
+    return with_width(float(lows.mean()), float(highs.mean()))
 
 
 class Crossings(NamedTuple):
