@@ -313,6 +313,18 @@ def test_tables_are_the_same_when_they_are_filled_again_from_the_files(tmp_path)
         assert copy.read_bytes() == (ROOT / name).read_bytes(), name
 
 
+def test_results_of_recurrent_ppo_are_those_of_its_file():
+    page = (ROOT / "docs" / "leaderboard.md").read_text()
+    (table,) = [table for head, table in MARKED.findall(page) if "typed=RecurrentPPO" in head]
+    shown = re.findall(r"^\| (\w+) \|.*\| (\S+) \| ([\d,]+) \| [\d,]* \|$", table, re.MULTILINE)
+    rows = {row["task"]: row for row in rows_of(EVIDENCE, "recurrent_ppo.csv")}
+    assert len(shown) == len(rows) >= 9
+    for task, best, steps in shown:
+        assert best == f"{float(rows[task]['best']):.3f}", task
+        assert steps == f"{int(rows[task]['env_steps']):,}", task
+        assert float(rows[task]["cpu_s"]) >= float(rows[task]["budget_cpu_s"]), task
+
+
 def test_files_say_how_each_run_was_made():
     runs, evaluations = rows_of(EVIDENCE, "runs.csv"), rows_of(EVIDENCE, "evaluations.csv")
     assert faults(runs, evaluations) == []
