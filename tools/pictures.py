@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "figures"
 RESULTS = ROOT / "docs" / "results"
 PAGES = ("README.md", "docs/benchmarks.md")
-EPISODES = {"cpu_tmaze_gru": 3}
+SEEDS = {"cpu_tmaze_gru": 3}
 """Seeds of the pictures of agents, 0 for others: the two of the T-Maze turn to different sides."""
 PANEL = 240
 CAPTION = 44
@@ -182,7 +182,7 @@ def draw_cards() -> list[Path]:
     for card in sorted((ROOT / "zoo").glob("*/config.json")):
         name = card.parent.name
         try:
-            frames = Episode(f"zoo:{name}", seed=EPISODES.get(name, 0)).frames
+            frames = Episode(f"zoo:{name}", seed=SEEDS.get(name, 0)).frames
         except NotImplementedError as error:
             print(f"no picture of {name}: {error}", file=sys.stderr)
             continue

@@ -201,7 +201,8 @@ def test_a_distilled_run_that_was_resumed_on_the_device_ends_as_on_the_cpu(train
 def test_ppo_learns_and_is_resumed_on_the_device(train):
     # PPO looks less often there whether episodes have ended, and draws more actions than on the
     # CPU.
-    resumed(PPO, train, "ppo")
+    ended = resumed(PPO, train, "ppo")
+    assert all(value.isfinite().all() for value in ended.weights.values())
 
 
 def test_what_is_done_with_a_run_is_done_on_the_device_as_on_the_cpu(train, play):

@@ -84,7 +84,7 @@ def final(group: Group, metric: str, resampling: Resampling) -> Final | None:
     # Student's interval does not know that a share lies between 0 and 1.
     if ends is not None and is_share(metric):
         ends = max(ends[0], 0.0), min(ends[1], 1.0)
-    over_episodes = _over_episodes(group, metric, resampling.confidence)
+    over_episodes = _over_episodes(group, metric)
     unit = interval_unit(group)
     return Final(values, mean.value, ends, over_episodes, mean.method, unit)
 
@@ -95,7 +95,7 @@ def interval_unit(group: Group) -> Unit:
     return "tasks" if over_tasks.to_numpy().any() else "episodes"
 
 
-def _over_episodes(group: Group, metric: str, confidence: float) -> Interval | None:
+def _over_episodes(group: Group, metric: str) -> Interval | None:
     stem = metric.removesuffix("_mean")
     if metric == stem:
         return None
