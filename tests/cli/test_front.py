@@ -78,7 +78,7 @@ def test_help_shows_groups_first_what_is_chosen_and_every_key_with_its_descripti
     (asked,) = ask(("train", "--help", "env=tmaze", "encoder=gru"))
     out = asked.stdout
     assert out.index("Groups") < out.index("  encoder ") < out.index("Keys") < out.index("Flags")
-    assert "*gru gru_selective" in out
+    assert "*gru gru_rounded gru_selective" in out
     assert "env.length=32                                Steps from the start to" in out
     assert "evaluation.greedy=true                       Act by the most probable action" in out
     resume = out.partition("  resume=")[2].partition("  trust=")[0]

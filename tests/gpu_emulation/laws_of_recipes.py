@@ -35,7 +35,7 @@ NARROW |= dict.fromkeys(
     ("rsm", "memo"),
     "encoder.d_model=16 encoder.dropout=0 encoder.segment_length=4 encoder.jitter=0",
 )
-NARROW |= {"lstm": NARROW["gru"], "gru_selective": NARROW["gru"]}
+NARROW |= dict.fromkeys(("lstm", "gru_selective", "gru_rounded"), NARROW["gru"])
 """Small networks without dropout, for which a GPU draws other numbers."""
 SHORT = {
     "bandits": "env.time_limit=20", "dark_key_to_door": "env.time_limit=20",
@@ -57,7 +57,7 @@ CHOICES = (
     "encoder.checkpoint_layers=true",
     "env=package_delivery encoder=gru relabel=single_goal packing=null",
     "env=dark_key_to_door encoder=linear_recurrent agent=amago2 agent/returns=binned",
-    "env=tmaze encoder=gru_selective agent=bc exploration=edges",
+    "env=tmaze encoder=gru_rounded agent=bc exploration=edges",
     "env=active_tmaze encoder=rsm",
     "env=frozenlake encoder=transformer relabel=none encoder.window=8 encoder.sinks=1 "
     "encoder.positions=rotary",

@@ -35,6 +35,7 @@ RUNS = [
     "collector=sync "
     "encoder=linear_recurrent timestep_encoder=mlp",
     "env=tmaze env.length=8 agent=bc exploration=edges hardware=cpu optimizer=muon encoder=lru",
+    "env=tmaze env.length=8 encoder=gru_rounded",
     "env=wind env.time_limit=9 agent.box_distribution=beta encoder=memoryless",
     "env=wind env.time_limit=9 agent=amago2 encoder=gru_selective callbacks=early_stopping",
     "env=xland relabel=tasks env.achieved=true env.reward=success env.trial_end=reset_step "

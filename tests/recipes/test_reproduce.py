@@ -92,9 +92,9 @@ def test_the_edition_for_one_core_trains_the_default_agent_and_compares_with_a_t
     status, out, errors = play("reproduce", tmp_path, *call, "seeds=[3,4]")
     assert status == 0, errors
     report = json.loads(
-        (tmp_path / "runs/long_recall_task-gru_selective-cpu/contract.json").read_text()
+        (tmp_path / "runs/long_recall_task-gru_rounded-cpu/contract.json").read_text()
     )
-    assert (report["memory"], report["threshold"]) == ("gru_selective", 1.0)
+    assert (report["memory"], report["threshold"]) == ("gru_rounded", 1.0)
     assert report["reached"] == [mean >= 1.0 for mean in report["ours"]["seeds"]]
     assert (report["outcome"], report["settled"]) == (None, None)
     assert report["costs"]["3"]["updates"] == 2
@@ -102,12 +102,12 @@ def test_the_edition_for_one_core_trains_the_default_agent_and_compares_with_a_t
     assert "seed 4: " in out
     assert "published: not given" in out
 
-    run = tmp_path / "runs/long_recall_task-gru_selective-cpu-3"
+    run = tmp_path / "runs/long_recall_task-gru_rounded-cpu-3"
     config = OmegaConf.load(run / "config.yaml")
     default = yamame.compose("env=tmaze")
     assert config.optimizer == default.optimizer
     assert config.schedule.regulator == default.schedule.regulator
-    assert config.budget.cpu_s == 1800
+    assert config.budget.cpu_s == 600
     # Corridors of the reported tasks are longer than any in training.
     assert max(config.env.length) == 128
 

@@ -31,6 +31,7 @@ CELLS = {
     "out_features",
     "max_time_constant",
     "gate_gain",
+    "memory_resolution",
 }
 RECURRENT = BLOCKS | {"ff_factor", "max_time_constant"}
 SEGMENTS = BLOCKS | {"num_heads", "ff_factor", "dropout", "segment_length", "num_slots", "jitter"}

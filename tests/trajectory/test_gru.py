@@ -102,6 +102,54 @@ def test_with_a_gain_what_was_seen_once_survives_a_hundred_equal_timesteps() -> 
     assert left[1] > 10 * left[0]
 
 
+@pytest.mark.parametrize("kind", [GRUEncoder, LSTMEncoder])
+def test_memory_is_rounded_after_every_timestep_and_between_layers(kind: type) -> None:
+    torch.manual_seed(0)
+    plain = kind(3, hidden_size=5, num_layers=2, out_features=4)
+    encoder = kind(3, hidden_size=5, num_layers=2, out_features=4, memory_resolution=0.125)
+    encoder.load_state_dict(plain.state_dict())
+    states, is_init = None, torch.ones(2).bool()
+    for _ in range(20):
+        x = torch.randn(2, 3)
+        found = step(encoder, x, is_init)
+        if states is None:
+            states = [[torch.zeros(2, 5) for _ in encoder.states] for _ in range(2)]
+        for layer, weights in enumerate(plain.layers.all_weights):
+            states[layer] = [
+                (8 * state).round() / 8 for state in plain._cell(x, tuple(states[layer]), weights)
+            ]
+            x = states[layer][0]
+        for index, name in enumerate(encoder.states):
+            expected = torch.stack([states[0][index], states[1][index]], 1)
+            assert torch.equal(encoder.memory[name], expected)
+        torch.testing.assert_close(found, plain.norm(plain.out(x)))
+        is_init = torch.zeros(2).bool()
+
+
+def test_rounded_memory_keeps_for_ten_thousand_timesteps_what_it_has_seen_once() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(2, 2, 16)
+    x[:, 1] = torch.randn(16)  # equal for both rows from the second timestep on
+    plain, encoder = gained(8.0), gained(8.0)
+    encoder.memory_resolution = 0.25
+    for one in (plain, encoder):
+        step(one, x[:, 0], torch.ones(2).bool())
+        for _ in range(10_000):
+            step(one, x[:, 1], torch.zeros(2).bool())
+    first, second = plain.memory["hidden"]
+    assert torch.allclose(first, second, atol=1e-2)
+    first, second = encoder.memory["hidden"]
+    assert (first - second).abs().max() >= 0.25
+
+
+def test_training_does_not_depend_on_rounding() -> None:
+    plain, encoder = gained(8.0), gained(8.0)
+    encoder.memory_resolution = 0.25
+    x, starts = torch.randn(2, 30, 16), torch.arange(30).expand(2, -1) % 9 == 0
+    positions = segment_positions(starts)
+    assert torch.equal(encoder.parallel(x, positions, starts), plain.parallel(x, positions, starts))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [GRUEncoder, LSTMEncoder])
 def test_on_a_gpu_recurrent_layers_compute_in_float32_under_autocast(kind, monkeypatch) -> None:

@@ -23,6 +23,8 @@ from yamame.trajectory.steps import count_segments, segment_positions
 
 TimeConstant = Annotated[float, Bounds(least=1)]
 """Time constant in timesteps."""
+MemoryResolution = Annotated[float, Bounds(above=0, most=1)]
+"""Distance of neighbouring values of rounded memory."""
 
 
 class RecurrentEncoder(TrajectoryEncoder):
@@ -49,6 +51,11 @@ class StackedCells(RecurrentEncoder):
         gate_gain: Factor of the initial weights from the input to the gates of memory. A larger
             factor gives more channels that open at one kind of timestep and keep their content at
             the others.
+        memory_resolution: Round memory to multiples of this number after every timestep of `step`,
+            that is, when acting; None: do not round. Rounded memory does not drift, so that an
+            agent can keep what it has seen for much longer than the sequences of its training.
+            Changes by less than half of this number per timestep are lost. `parallel` never rounds,
+            so its outputs differ slightly from those of `step`.
         keys: Keys to read and write; None for the defaults.
 
     Raises:
@@ -76,11 +83,13 @@ class StackedCells(RecurrentEncoder):
         out_features: PositiveInt = 128,
         max_time_constant: TimeConstant = 128.0,
         gate_gain: Annotated[float, Bounds(least=0, below=math.inf)] = 1.0,
+        memory_resolution: MemoryResolution | None = None,
         keys: TrajectoryKeys | None = None,
     ) -> None:
         super().__init__(in_features, out_features, keys=keys)
         # The compiler unrolls all timesteps; cuDNN has one kernel for the whole sequence.
         self.compile_obstacle = type(self).__name__
+        self.memory_resolution = memory_resolution
         # The base class of nn.GRU and nn.LSTM: those two may not occur in a compiled function.
         self.layers = nn.RNNBase(self.mode, in_features, hidden_size, num_layers, batch_first=True)
         self.out = nn.Linear(hidden_size, out_features)
@@ -178,6 +187,8 @@ class StackedCells(RecurrentEncoder):
             for layer, weights in enumerate(self.layers.all_weights):
                 states = tuple(state[:, layer] for state in old)
                 states = self._cell(x, states, weights)
+                if self.memory_resolution is not None:
+                    states = tuple(rounded(state, self.memory_resolution) for state in states)
                 new.append(states)
                 x = states[0]
 
@@ -316,6 +327,15 @@ def _outputs_by_size(function: Callable[[Tensor], Tensor], x: Tensor, is_init: T
     order = torch.cat(places).argsort()
     in_order = torch.cat(outputs)[order]
     return in_order.unflatten(0, is_init.shape)
+
+
+def rounded(x: Tensor, resolution: float) -> Tensor:
+    """Round to the nearest multiples of a number.
+
+    >>> rounded(torch.tensor([-0.4, 0.1, 0.6]), 0.25)
+    tensor([-0.5000,  0.0000,  0.5000])
+    """
+    return (x / resolution).round() * resolution
 
 
 def keep_bias(size: int, *, longest: float) -> Tensor:
