@@ -281,6 +281,10 @@ def test_a_table_that_cannot_be_read_is_named_and_no_page_is_written(
     [
         ("0.5", "above"),
         ("0.85 ± 0.01", "within"),
+        ("0.900 ± 0.000", "within"),
+        ("0.901 ± 0.000", "below"),
+        ("0.904", "below"),
+        ("0.90", "within"),
         ("0.95 ± 0.01", "below"),
         ("0.95 ± 0.05", "within"),
         ("\N{MINUS SIGN}0.2", "above"),

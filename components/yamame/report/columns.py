@@ -84,6 +84,8 @@ def _best(row: RowRuns) -> str:
 def _verdict(row: RowRuns) -> str:
     """Compare the interval of the best evaluations with a published number and twice its deviation.
 
+    A published number stands for all numbers that are rounded to it.
+
     The interval is over seeds. With one seed, or if all seeds are equal, it is over the episodes of
     the best evaluations, which does not include the noise between trainings. The verdict of one
     seed is marked.
@@ -98,9 +100,12 @@ def _verdict(row: RowRuns) -> str:
 
     published = float(match[1])
     deviation = float(match[2] or 0.0)
+    decimals = match[1].partition(".")[2]
+    rounding = 0.5 * 10.0 ** -len(decimals)
     # Two deviations: 95 % of the published runs.
-    is_above = low > published + 2 * deviation
-    is_below = high < published - 2 * deviation
+    tolerance = 2 * deviation + rounding
+    is_above = low > published + tolerance
+    is_below = high < published - tolerance
     if less_is_better(row.metric):
         is_above, is_below = is_below, is_above
     verdict = "within"
