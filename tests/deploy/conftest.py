@@ -14,6 +14,7 @@ MAZE = ("env.size=7", "env.split_by=walls_and_goals", "env.num_goals=2", "env.ti
 WIDTHS = {
     "transformer": ("encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=2"),
     "gru": ("encoder.hidden_size=16", "encoder.out_features=16"),
+    "gru_rounded": ("encoder.hidden_size=16", "encoder.out_features=16"),
     "window": ("encoder.d_model=16", "encoder.window=4"),
     "memoryless": ("encoder.d_model=16",),
     "linear_recurrent": ("encoder.d_model=16",),

@@ -7,7 +7,7 @@ from yamame.checks import UsageError
 from yamame.deploy import DeployedAgent
 
 NUM = 3
-KINDS = [("transformer", 40), ("gru", None), ("lru", None), ("deltanet", None)]
+KINDS = [("transformer", 40), ("gru_rounded", None), ("lru", None), ("deltanet", None)]
 
 
 def play(agent, step, observations, *, shapes, num_steps: int = 80):
