@@ -26,6 +26,9 @@ def make_ppo(space, *, encoder="memoryless", seed=0, **settings):
         "gru": lambda: GRUEncoder(
             CONTEXT_SIZE, hidden_size=8, num_layers=1, out_features=CONTEXT_SIZE
         ),
+        "gru_rounded": lambda: GRUEncoder(
+            CONTEXT_SIZE, out_features=CONTEXT_SIZE, memory_resolution=0.25
+        ),
         "transformer": lambda: TransformerEncoder(
             CONTEXT_SIZE, d_model=CONTEXT_SIZE, num_heads=2, dropout=0.5, sigma_reparam=True
         ),
@@ -257,6 +260,12 @@ def test_repeated_updates_prefer_what_pays(discrete):
             sum(value for name, value in terms.items() if name.startswith("loss_")).backward()
             optimizer.step()
     assert float(reward[:, 0].mean()) > 0.8
+
+
+def test_memory_that_is_rounded_when_acting_is_refused(discrete):
+    message = "memory_resolution of the encoder must be None, because PPO .*, got 0.25"
+    with pytest.raises(ValueError, match=message):
+        make_ppo(discrete, encoder="gru_rounded")
 
 
 def test_a_batch_without_any_transition_is_refused(make_batch, discrete):

@@ -60,6 +60,7 @@ ADDED = {
     "timestep_encoder.images": "bytes",
     "encoder.expansion": 1,
     "encoder.positive": False,
+    "encoder.memory_resolution": None,
     "schedule.compile": False,
     "collector.compile": False,
     "evaluation.in_budget": True,

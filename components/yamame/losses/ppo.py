@@ -121,6 +121,11 @@ class SequencePPOLoss(SequenceLoss):
         check_module("SequencePPOLoss", "actor", actor, nn.Module)
         check_module("SequencePPOLoss", "critic", critic, nn.Module)
         check_module("SequencePPOLoss", "returns", returns, ValueRepresentation)
+        for module in encoder.modules():
+            resolution = getattr(module, "memory_resolution", None)
+            condition = "be None, because PPO needs the probabilities with which actions were drawn"
+            name = "memory_resolution of the encoder"
+            require("SequencePPOLoss", name, resolution, resolution is None, condition)
         check_size("SequencePPOLoss", "actor", actor, "num_gammas", 1, "the one gamma")
         check_size("SequencePPOLoss", "critic", critic, "out_features", 1, "the one gamma")
         check_size("SequencePPOLoss", "returns", returns, "num_gammas", 1, "the one gamma")

@@ -23,7 +23,7 @@ from yamame.trajectory.steps import count_segments, segment_positions
 
 TimeConstant = Annotated[float, Bounds(least=1)]
 """Time constant in timesteps."""
-MemoryResolution = Annotated[float, Bounds(above=0, most=1)]
+MemoryResolution = Annotated[float, Bounds(least=0.001, most=1)]
 """Distance of neighbouring values of rounded memory."""
 
 
@@ -52,10 +52,11 @@ class StackedCells(RecurrentEncoder):
             factor gives more channels that open at one kind of timestep and keep their content at
             the others.
         memory_resolution: Round memory to multiples of this number after every timestep of `step`,
-            that is, when acting; None: do not round. Rounded memory does not drift, so that an
-            agent can keep what it has seen for much longer than the sequences of its training.
-            Changes by less than half of this number per timestep are lost. `parallel` never rounds,
-            so its outputs differ slightly from those of `step`.
+            that is, when acting; None: do not round. Changes by less than half of this number per
+            timestep are lost. So memory does not drift slowly, and what it holds can last for much
+            longer than the sequences of training. `parallel` never rounds, so the two passes
+            differ, `SequencePPOLoss` refuses the encoder, and `check_trajectory_encoder` accepts it
+            with None only.
         keys: Keys to read and write; None for the defaults.
 
     Raises:
@@ -89,7 +90,7 @@ class StackedCells(RecurrentEncoder):
         super().__init__(in_features, out_features, keys=keys)
         # The compiler unrolls all timesteps; cuDNN has one kernel for the whole sequence.
         self.compile_obstacle = type(self).__name__
-        self.memory_resolution = memory_resolution
+        self.memory_resolution = None if memory_resolution is None else float(memory_resolution)
         # The base class of nn.GRU and nn.LSTM: those two may not occur in a compiled function.
         self.layers = nn.RNNBase(self.mode, in_features, hidden_size, num_layers, batch_first=True)
         self.out = nn.Linear(hidden_size, out_features)
@@ -127,7 +128,7 @@ class StackedCells(RecurrentEncoder):
             num_segments = count_segments(is_init)
         if num_segments is None:
             # The number of rows below must not depend on values of tensors.
-            return super().parallel(x, step_index, is_init)
+            return self._stepwise(self._exact_step, x, step_index, is_init)
         outputs = segment_outputs(self._layers, x, is_init, num_segments)  # [B, L, H]
         return self.norm(self.out(outputs))
 
@@ -177,6 +178,16 @@ class StackedCells(RecurrentEncoder):
     ) -> tuple[Tensor, TensorDict]:
         """Encode one timestep; see `TrajectoryEncoder.step`. ``step_index`` is not used."""
         self.check_step(x, memory, is_init)
+        return self._advance(x, memory, is_init, self.memory_resolution)
+
+    def _exact_step(
+        self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor
+    ) -> tuple[Tensor, TensorDict]:
+        return self._advance(x, memory, is_init, None)
+
+    def _advance(
+        self, x: Tensor, memory: TensorDict, is_init: Tensor, resolution: float | None
+    ) -> tuple[Tensor, TensorDict]:
         forget = is_init.view(-1, 1, 1)
         old = [memory[name].masked_fill(forget, 0) for name in self.states]  # [N, layers, H]
         new: list[tuple[Tensor, ...]] = []
@@ -187,8 +198,8 @@ class StackedCells(RecurrentEncoder):
             for layer, weights in enumerate(self.layers.all_weights):
                 states = tuple(state[:, layer] for state in old)
                 states = self._cell(x, states, weights)
-                if self.memory_resolution is not None:
-                    states = tuple(rounded(state, self.memory_resolution) for state in states)
+                if resolution is not None:
+                    states = tuple(rounded(state, resolution) for state in states)
                 new.append(states)
                 x = states[0]
 
@@ -330,12 +341,14 @@ def _outputs_by_size(function: Callable[[Tensor], Tensor], x: Tensor, is_init: T
 
 
 def rounded(x: Tensor, resolution: float) -> Tensor:
-    """Round to the nearest multiples of a number.
+    """Round to the nearest multiples of a number. Gradients pass unchanged.
 
     >>> rounded(torch.tensor([-0.4, 0.1, 0.6]), 0.25)
     tensor([-0.5000,  0.0000,  0.5000])
     """
-    return (x / resolution).round() * resolution
+    nearest = (x / resolution).round() * resolution
+    # The sum is exactly `nearest`, because both differences are exact in floating point.
+    return x + (nearest - x).detach()
 
 
 def keep_bias(size: int, *, longest: float) -> Tensor:
