@@ -325,6 +325,21 @@ def test_results_of_recurrent_ppo_are_those_of_its_file():
         assert float(rows[task]["cpu_s"]) >= float(rows[task]["budget_cpu_s"]), task
 
 
+def test_scores_of_reproduced_experiments_are_those_of_their_file():
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    (table,) = [table for head, table in MARKED.findall(page) if "typed=a million" in head]
+    runs = rows_of(EVIDENCE, "runs.csv")
+    rows = {row["run"]: row for row in rows_of(EVIDENCE, "reproduced.csv")}
+    ((command, shown),) = re.findall(
+        r"^\|.*`(experiment=\S+ .*)` \|.*?\| (\S+, .*?) \| 1", table, re.M
+    )
+    named = [row["name"] for row in runs if row["overrides"] == command]
+    assert set(named) == set(rows)
+    scores = sorted(float(row["score"]) for row in rows.values())
+    assert sorted(map(float, shown.split(", "))) == pytest.approx(scores, abs=5e-4)
+    assert {int(row["episodes"]) for row in rows.values()} == {32}
+
+
 def test_files_say_how_each_run_was_made():
     runs, evaluations = rows_of(EVIDENCE, "runs.csv"), rows_of(EVIDENCE, "evaluations.csv")
     assert faults(runs, evaluations) == []
