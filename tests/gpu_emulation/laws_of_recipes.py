@@ -55,9 +55,9 @@ CHOICES = (
     "curriculum.min_seeds=1",
     "env=package_delivery agent=naive encoder=transformer_naive relabel=all_or_nothing "
     "encoder.checkpoint_layers=true",
-    "env=package_delivery encoder=gru relabel=single_goal packing=null",
+    "env=package_delivery encoder=gru_rounded relabel=single_goal packing=null",
     "env=dark_key_to_door encoder=linear_recurrent agent=amago2 agent/returns=binned",
-    "env=tmaze encoder=gru_rounded agent=bc exploration=edges",
+    "env=tmaze encoder=gru_selective agent=bc exploration=edges",
     "env=active_tmaze encoder=rsm",
     "env=frozenlake encoder=transformer relabel=none encoder.window=8 encoder.sinks=1 "
     "encoder.positions=rotary",

@@ -203,23 +203,13 @@ class TrajectoryEncoder(TensorDictModuleBase):
         Returns:
             The context ``[B, L, D]``.
         """
-        return self._stepwise(self.step, x, step_index, is_init)
-
-    def _stepwise(
-        self,
-        step: Callable[[Tensor, TensorDict, Tensor, Tensor], tuple[Tensor, TensorDict]],
-        x: Tensor,
-        step_index: Tensor,
-        is_init: Tensor,
-    ) -> Tensor:
-        """Encode whole sequences by a function with the arguments of `step`."""
         batch, length, _ = x.shape
         memory = self.init_memory(batch, capacity=length, device=x.device)
         contexts = []
         for t in range(length):
             memory = self.grow(memory)
             starts = is_init[:, t]
-            context, memory = step(x[:, t], memory, starts, step_index[:, t])
+            context, memory = self.step(x[:, t], memory, starts, step_index[:, t])
             contexts.append(context)
         return torch.stack(contexts, 1)
 

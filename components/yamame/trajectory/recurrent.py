@@ -128,9 +128,19 @@ class StackedCells(RecurrentEncoder):
             num_segments = count_segments(is_init)
         if num_segments is None:
             # The number of rows below must not depend on values of tensors.
-            return self._stepwise(self._exact_step, x, step_index, is_init)
+            return self._loop(x, is_init)
         outputs = segment_outputs(self._layers, x, is_init, num_segments)  # [B, L, H]
         return self.norm(self.out(outputs))
+
+    def _loop(self, x: Tensor, is_init: Tensor) -> Tensor:
+        """Encode whole sequences, one timestep after the other and without rounding."""
+        batch, length, _ = x.shape
+        memory = self.init_memory(batch, device=x.device)
+        contexts = []
+        for t in range(length):
+            context, memory = self._advance(x[:, t], memory, is_init[:, t], None)
+            contexts.append(context)
+        return torch.stack(contexts, 1)
 
     def _layers(self, segments: Tensor) -> Tensor:
         """Return the outputs of the last layer from zero states: ``[S, l, E] -> [S, l, H]``."""
@@ -179,11 +189,6 @@ class StackedCells(RecurrentEncoder):
         """Encode one timestep; see `TrajectoryEncoder.step`. ``step_index`` is not used."""
         self.check_step(x, memory, is_init)
         return self._advance(x, memory, is_init, self.memory_resolution)
-
-    def _exact_step(
-        self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor
-    ) -> tuple[Tensor, TensorDict]:
-        return self._advance(x, memory, is_init, None)
 
     def _advance(
         self, x: Tensor, memory: TensorDict, is_init: Tensor, resolution: float | None
