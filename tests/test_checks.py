@@ -196,3 +196,15 @@ def test_a_negative_control_has_no_bounds():
     def plain(size: int, rate: "NonNegativeFloat") -> None: ...
 
     assert bounds_of(plain) == {"rate": Bounds(least=0)}
+
+
+def test_whole_floats_become_integers():
+    @check_bounds
+    def lengths(*, steps: PositiveInt, sizes: PositiveInt | None = None, share: UnitInterval = 0.5):
+        return steps, sizes, share
+
+    counts = lengths(steps=1e3, sizes=np.float32(4), share=1)
+    assert counts == (1000, 4, 1)
+    assert [type(count) for count in counts[:2]] == [int, int]
+    with pytest.raises(ArgumentError, match=r"steps must be an integer, got 1.5"):
+        lengths(steps=1.5)

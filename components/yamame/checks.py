@@ -27,7 +27,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar
 
 
@@ -474,13 +474,13 @@ def check_bounds(function: Function) -> Function:
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         try:
-            arguments = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs)
         except TypeError:
             # Python's own message about missing or unknown arguments is the better one.
             return function(*args, **kwargs)
         # A subclass that inherits the constructor is what the user named.
         owner = type(args[0]).__name__ if is_constructor else function.__name__
-        for name, value in arguments.items():
+        for name, value in list(bound.arguments.items()):
             if value is None or name not in bounded():
                 continue
             kind, bounds = bounded()[name]
@@ -493,8 +493,10 @@ def check_bounds(function: Function) -> Function:
                 condition = f"be a {noun} and {bounds.condition}"
                 raise ArgumentError(owner, name, value, condition)
             require(owner, name, value, bounds.contain(value), bounds.condition)
-            # Counts such as 1e6 are floats, and whole.
-            require(owner, name, value, kind is not int or value % 1 == 0, "be an integer")
-        return function(*args, **kwargs)
+            if kind is int and not isinstance(value, Integral):
+                # Counts such as 1e6 are floats, and whole.
+                require(owner, name, value, value % 1 == 0, "be an integer")
+                bound.arguments[name] = int(value)
+        return function(*bound.args, **bound.kwargs)
 
     return typing.cast(Function, checked)

@@ -339,9 +339,7 @@ class BatchedEnv(ContextEnv):
 
     def _begin_tasks(self, begins: Tensor, task: Tensors) -> None:
         env_state = self.env_state
-        step_index = torch.zeros_like(begins, dtype=torch.int64).unsqueeze(-1)
-        state = {"step_index": step_index, **begun(self, task, len(begins))}
-        timestep = self._first_timestep(task, state)
+        state, timestep = self._started(task)
         if env_state.task:
             if task is not env_state.task:
                 task = choose(begins, task, env_state.task)
@@ -386,12 +384,14 @@ class BatchedEnv(ContextEnv):
         env_state.episodes = env_state.episodes + begins
         return task
 
-    def _first_timestep(self, task: Tensors, state: Tensors) -> Tensors:
-        num_envs = state["step_index"].shape[0]
-        action = torch.zeros(num_envs, self.action_encoding.encoded_size, device=self.device)
-        reward = torch.zeros(num_envs, 1, device=self.device)
-        false = torch.zeros(num_envs, 1, dtype=torch.bool, device=self.device)
-        return self._timestep(task, state, action, reward, false, false, starts=True)
+    def _started(self, task: Tensors) -> tuple[Tensors, Tensors]:
+        """Return state and timestep at the start of tasks."""
+        num_envs = self.batch_size[0]
+        zero = torch.zeros(num_envs, 1, device=self.device)
+        action = zero.expand(-1, self.action_encoding.encoded_size).clone()
+        state = {"step_index": zero.long(), **begun(self, task, num_envs)}
+        no = zero.bool()
+        return state, self._timestep(task, state, action, zero, no, no, starts=True)
 
     def _timestep(
         self,
@@ -459,14 +459,13 @@ class BatchedEnv(ContextEnv):
         return self.env_state.snapshot(self.overrides)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Restore a `state_dict` of an environment with the same settings.
-
-        `present` returns the restored timestep.
+        """Restore a `state_dict`; `present` returns the restored timestep.
 
         Raises:
-            ValueError: An entry is missing or has another number of envs.
+            ArgumentError: It was saved by an environment with other settings.
         """
-        self.env_state = restore(state_dict, self.env_state.streams, self.tasks_of)
+        like = self.env_state.streams
+        self.env_state = restore(state_dict, like, self.tasks_of, self._started, self.label)
         self.number_episodes(self.env_state.streams, self.env_state.episodes)
 
     def static_buffers(self) -> Tensors:

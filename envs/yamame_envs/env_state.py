@@ -10,10 +10,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from yamame.checks import require
+from yamame.keys import RELABELLING
 
+from yamame_envs.split import hash_of
 from yamame_envs.tasks import Draw, Tensors, sent
 
 _PARTS = ("task", "state", "timestep")
+# Name of the hashes of drawn tasks in a snapshot.
+_HASH = "task_hash"
+_REMEDY = "make the environment with the settings of the one that was saved"
 
 
 @dataclass(slots=True)
@@ -61,12 +67,15 @@ class EnvState:
         Args:
             overrides: Entries of the task that a reset may replace.
         """
-        saved = {"task.task_seed"}
-        saved.update(f"task.{name}" for name in overrides)
+        kept = {"task_seed", *overrides}
         copies = {}
         for name, value in self.tensors().items():
-            if name in saved or not name.startswith("task."):
+            part, _, entry = name.partition(".")
+            if part != "task" or entry in kept:
                 copies[name] = value.clone()
+        hashed = _hash_of_drawn(self.task, kept)
+        if hashed is not None:
+            copies[_HASH] = hashed
         return copies
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
@@ -78,31 +87,73 @@ class EnvState:
         self.timestep = {name: fn(value) for name, value in self.timestep.items()}
 
 
-def restore(snapshot: Mapping[str, Tensor], like: Tensor, draw: Draw) -> EnvState:
+def restore(
+    snapshot: Mapping[str, Tensor],
+    like: Tensor,
+    draw: Draw,
+    start: Callable[[Tensors], tuple[Tensors, Tensors]],
+    label: str,
+) -> EnvState:
     """Restore the state from a snapshot.
 
     Args:
         snapshot: Result of `EnvState.snapshot`.
         like: ``[N]``, a tensor with the number of envs and the device of the state.
         draw: Draws tasks from seeds ``[N]`` on the CPU.
+        start: Returns the state and the timestep at the start of tasks ``[N, ...]``.
+        label: Name of the environment in messages.
 
     Raises:
-        ValueError: An entry is missing or has another number of envs.
+        ArgumentError: An entry is missing or unknown, or has another shape or dtype; the tasks of
+            the seeds are other ones.
     """
     for name in ("streams", "episodes"):
-        if name not in snapshot:
-            raise ValueError(f"restore: snapshot must hold {name}, got {sorted(snapshot)}")
+        require(label, "state_dict", sorted(snapshot), name in snapshot, f"hold {name}")
     for name, value in snapshot.items():
-        if len(value) != len(like):
-            raise ValueError(f"restore: {name} must hold {len(like)} envs, got {len(value)}")
+        is_same = len(value) == len(like)
+        condition = f"hold {len(like)} envs"
+        require(label, f"state_dict.{name}", f"{len(value)} envs", is_same, condition)
     copies = {name: value.to(like.device, copy=True) for name, value in snapshot.items()}
     restored = EnvState.of(copies)
-    if restored.task:
-        drawn = draw(snapshot["task.task_seed"].cpu())
-        task = {name: sent(value, like.device) for name, value in drawn.items()}
-        # Saved entries come last: they replace those of the task seed.
-        restored.task = {**task, **restored.task}
+    if not restored.task:
+        return restored
+
+    drawn = draw(snapshot["task.task_seed"].cpu())
+    task = {name: sent(value, like.device) for name, value in drawn.items()}
+    # Saved entries come last: they replace those of the task seed.
+    task |= restored.task
+    # Snapshots of earlier versions have no hash.
+    hashed = _hash_of_drawn(task, set(restored.task))
+    are_same = hashed is None or torch.equal(copies.get(_HASH, hashed), hashed)
+    condition = "be of an environment that draws the same tasks"
+    require(label, "state_dict", "other ones", are_same, condition, remedy=_REMEDY)
+    restored.task = task
+    state, timestep = start(task)
+    _check_layout(label, "state", restored.state, state)
+    _check_layout(label, "timestep", restored.timestep, timestep)
     return restored
+
+
+def _hash_of_drawn(task: Tensors, saved: set[str]) -> Tensor | None:
+    """Return hashes ``[N]`` int64 of the entries that are drawn from seeds; None without any."""
+    drawn = {name: value for name, value in task.items() if name not in saved}
+    return hash_of(drawn) if drawn else None
+
+
+def _check_layout(label: str, part: str, given: Tensors, expected: Tensors) -> None:
+    """Raise unless restored entries have the names, shapes and dtypes of those at a start."""
+    # Snapshots of earlier versions lack entries that only relabelling reads.
+    needed = expected.keys() - RELABELLING
+    name = f"state_dict.{part}"
+    condition = f"hold {', '.join(sorted(needed))}"
+    is_whole = needed <= given.keys() <= expected.keys()
+    require(label, name, sorted(given), is_whole, condition, remedy=_REMEDY)
+    for entry, value in given.items():
+        like = expected[entry]
+        is_same = (value.shape, value.dtype) == (like.shape, like.dtype)
+        got = f"{value.dtype} {list(value.shape)}"
+        condition = f"be {like.dtype} {list(like.shape)}"
+        require(label, f"{name}.{entry}", got, is_same, condition, remedy=_REMEDY)
 
 
 def choose(mask: Tensor, new: Tensors, old: Tensors) -> Tensors:

@@ -10,36 +10,47 @@ import numpy.typing as npt
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Bounded, Categorical
+from torchrl.data import Binary, Bounded, Categorical, Unbounded
 from torchrl.data.tensor_specs import TensorSpec
 from torchrl.envs import EnvBase
 from yamame.checks import require, require_choice
-from yamame.keys import RELABELLING
+from yamame.keys import CONTEXT, RELABELLING
 
 from yamame_envs.base import BatchedEnv
 
-_OBSERVED = ("observation", "goal")
+# Entries that Gymnasium's loop returns in another way, or not at all.
+_NOT_OBSERVED = frozenset({*CONTEXT, *RELABELLING, "success"})
 
 Observation = npt.NDArray[Any] | dict[str, npt.NDArray[Any]]
 
 
 def _space(spec: TensorSpec) -> spaces.Space[Any]:
     """Return the space of one env of a batched spec."""
-    if isinstance(spec, Categorical):
+    shape = tuple(spec.shape[1:])
+    if isinstance(spec, Binary):  # before Categorical, of which it is a subclass
+        return spaces.MultiBinary(shape)
+    if isinstance(spec, Categorical) and not shape:
         return spaces.Discrete(int(spec.space.n))
+    dtype = torch.empty((), dtype=spec.dtype).numpy().dtype.type
+    if isinstance(spec, Categorical):
+        return spaces.Box(0, int(spec.space.n) - 1, shape, dtype)
     if isinstance(spec, Bounded):
         low, high = (bound[0].cpu().numpy() for bound in (spec.space.low, spec.space.high))
-        return spaces.Box(low, high, dtype=low.dtype.type)
-    raise TypeError(f"GymnasiumEnv: spec must be Categorical or Bounded, got {type(spec).__name__}")
+        return spaces.Box(low, high, dtype=dtype)
+    if isinstance(spec, Unbounded):
+        return spaces.Box(-np.inf, np.inf, shape, dtype)
+    kind = type(spec).__name__
+    condition = "be Binary, Bounded, Categorical or Unbounded"
+    raise TypeError(f"GymnasiumEnv: spec must {condition}, got {kind}")
 
 
 class GymnasiumEnv(gymnasium.Env[Any, Any]):
     """Gymnasium environment that plays a batched environment of one env.
 
-    The observation is a dict of ``observation`` and the instruction ``goal``, or without goals the
-    array alone. The info holds ``success`` and the goals that hold (``achieved``,
-    ``achieved_mask``). A seed given to ``reset`` starts its sequence of tasks;
-    ``options={"task_seed": n}`` plays one task.
+    The observation is a dict of the environment's own entries, such as ``observation``, the
+    instruction ``goal`` and, with ``observable=True``, ``hidden``; a single entry is an array. The
+    info holds ``success`` and the goals that hold (``achieved``, ``achieved_mask``). A seed given
+    to ``reset`` starts its sequence of tasks; ``options={"task_seed": n}`` plays one task.
 
     Args:
         env: A batched environment with ``num_envs=1``.
@@ -56,12 +67,11 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         require_choice("GymnasiumEnv", "render_mode", render_mode, (None, "rgb_array"))
         self.batched = env
         self.render_mode = render_mode
-        entries = {}
-        for name in _OBSERVED:
-            if name in env.observation_spec:
-                entries[name] = _space(env.observation_spec[name])
-        self._is_dict = len(entries) > 1
-        self.observation_space = spaces.Dict(entries) if self._is_dict else entries["observation"]
+        names = [name for name in env.observation_spec if name not in _NOT_OBSERVED]
+        observed = {name: _space(env.observation_spec[name]) for name in names}
+        self._is_dict = len(observed) > 1
+        self.observation_space = spaces.Dict(observed) if self._is_dict else observed[names[0]]
+        self._observed = tuple(names)
         self.action_space = _space(env.action_spec)
 
     def reset(
@@ -95,16 +105,16 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         return None if self.render_mode is None else self.batched.render()
 
     def _seen(self, timestep: TensorDictBase) -> tuple[Observation, dict[str, Any]]:
-        keys = set(timestep.keys())
-        parts = {}
-        for name in (*_OBSERVED, *RELABELLING):
-            if name in keys:
-                parts[name] = timestep[name][0].cpu().numpy().copy()
         info: dict[str, Any] = {"success": bool(timestep["success"])}
-        info |= {name: parts[name] for name in RELABELLING if name in parts}
-        if self._is_dict:
-            return {name: parts[name] for name in _OBSERVED}, info
-        return parts["observation"], info
+        info |= {name: _array(timestep, name) for name in RELABELLING if name in timestep}
+        observed = {name: _array(timestep, name) for name in self._observed}
+        return observed if self._is_dict else observed[self._observed[0]], info
+
+
+def _array(timestep: TensorDictBase, name: str) -> npt.NDArray[Any]:
+    array = timestep[name][0].cpu().numpy().copy()
+    # The dtype of MultiBinary.
+    return array.astype(np.int8) if array.dtype == bool and name not in RELABELLING else array
 
 
 def make_single(*, target: str, render_mode: str | None = None, **settings: Any) -> GymnasiumEnv:

@@ -3,6 +3,8 @@ import pickle
 
 import pytest
 import torch
+from yamame.checks import ArgumentError
+from yamame_envs import XLand
 
 
 def test_the_present_timestep_is_the_one_shown_last(make, play, same):
@@ -45,10 +47,51 @@ def test_a_state_saved_before_the_first_reset_can_be_restored(play, same, corrid
 
 
 def test_a_state_of_another_size_is_refused(maze):
-    with pytest.raises(ValueError, match="streams must hold 2 envs, got 3"):
+    with pytest.raises(ValueError, match="streams must hold 2 envs, got '3 envs'"):
         maze(num_envs=2).load_state_dict(maze(num_envs=3).state_dict())
     with pytest.raises(ValueError, match="must hold streams, got"):
         maze(num_envs=2).load_state_dict({})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"size": 7}, "draws the same tasks"),
+        ({"level": "small"}, "draws the same tasks"),
+        ({"split": "test"}, "draws the same tasks"),
+        ({"view_size": 7}, "timestep.observation must be torch.uint8 .2, 7, 7, 2., got"),
+        ({"direction": False}, "timestep must hold done, is_init"),
+        ({"observable": True}, "timestep must hold direction, done, hidden"),
+    ],
+)
+def test_a_state_of_other_settings_is_refused(settings, message, same):
+    saved = XLand(num_envs=2, size=6)
+    first = saved.reset()
+    other = XLand(num_envs=2, **{"size": 6, **settings}, seed=5)
+    before = other.reset().clone()
+    with pytest.raises(ArgumentError, match=message):
+        other.load_state_dict(saved.state_dict())
+    same(other.present(), before)
+    again = XLand(num_envs=2, size=6, seed=5)
+    again.load_state_dict(saved.state_dict())
+    same(again.present(), first)
+
+
+def test_a_state_of_another_environment_is_refused(maze, corridor):
+    env = maze(num_envs=2)
+    env.reset()
+    with pytest.raises(ArgumentError, match="state_dict must be of an environment that draws"):
+        corridor(num_envs=2).load_state_dict(env.state_dict())
+
+
+def test_a_state_of_an_earlier_version_has_no_hash_of_its_tasks(maze, same):
+    env = maze(num_envs=2)
+    env.reset()
+    saved = env.state_dict()
+    del saved["task_hash"]
+    restored = maze(num_envs=2, seed=9)
+    restored.load_state_dict(saved)
+    same(restored.present(), env.present())
 
 
 def test_copies_and_pickles_go_on_alike(make, play, same, drift):

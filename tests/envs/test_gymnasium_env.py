@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import yamame_envs
 from gymnasium.utils.env_checker import check_env
-from yamame_envs import MazeRunner, PassiveTMaze
+from yamame_envs import MazeRunner, PassiveTMaze, XLand
 from yamame_envs.gymnasium_env import GymnasiumEnv
+from yamame_envs.registration import _TARGETS
 from yamame_envs.rendering import CELL
 
 IDS = ["yamame/MazeRunner-v0", "yamame/PassiveTMaze-v0"]
@@ -105,3 +106,39 @@ def test_names_of_the_package_are_found_and_others_are_not():
     assert yamame_envs.MazeRunner is MazeRunner
     with pytest.raises(AttributeError, match="Labyrinth"):
         yamame_envs.Labyrinth  # noqa: B018
+
+
+def all_observed(**settings):
+    return gymnasium.make("yamame/XLand-v0", size=6, num_trials=2, trial_limit=5, **settings)
+
+
+@pytest.mark.parametrize("name", sorted(_TARGETS))
+@pytest.mark.parametrize("settings", [{}, {"observable": True}])
+def test_observations_of_every_environment_are_in_their_space(name, settings):
+    env = gymnasium.make(name, **settings)
+    observation, _ = env.reset(seed=0)
+    assert observation in env.observation_space
+    observation, *_ = env.step(env.action_space.sample())
+    assert observation in env.observation_space
+    envs = gymnasium.make_vec(name, num_envs=2, vectorization_mode="sync", **settings)
+    envs.reset(seed=0)
+    observation, *_ = envs.step(envs.action_space.sample())
+    assert observation in envs.observation_space
+
+
+def test_all_own_entries_are_observed():
+    batched = XLand(size=6, num_trials=2, trial_limit=5, observable=True, seed=4)
+    expected = batched.reset()
+    observation, info = all_observed(observable=True).reset(seed=4)
+    assert set(observation) == {"observation", "direction", "hidden"}
+    for name, value in observation.items():
+        assert np.array_equal(value, expected[name][0].numpy()), name
+    assert info == {"success": False}
+
+
+def test_reached_goals_are_told_and_not_observed():
+    ways = {"reward": "success", "trial_end": "reset_step", "achieved": True}
+    env = all_observed(**ways)
+    observation, info = env.reset(seed=4)
+    assert set(observation) == {"observation", "direction"}
+    assert info["achieved"].shape == (12,)

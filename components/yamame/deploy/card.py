@@ -82,19 +82,19 @@ def _facts(saved: SavedAgent) -> dict[str, str]:
     """Return the rows of the table on the agent and its training."""
     config = saved.config
     about = saved.about
-    trials = config.get("trials")
     horizon = discount_horizon(saved.interface.observation_spec)
     gammas = learned_gammas(config, horizon)
     num_parameters = sum(value.numel() for value in saved.weights.values())
     facts = {
         "environment": described(config.get("env")),
-        "trials": described(trials) if trials else "one per episode",
         "memory": described(config["encoder"]),
         "discount factors": ", ".join(map(str, gammas)),
         "horizon": format_value(saved.interface.horizon),
         "seed of training": format_value(config.get("seed")),
         "steps of training": format_value(about.get("step")),
     }
+    if config.get("trials"):
+        facts["trials"] = described(config["trials"])
     # Only the summary of a run has it, and early runs did not write it.
     if about.get("cpu_s") is not None:
         facts["CPU-seconds of its run"] = _format_number(about["cpu_s"])

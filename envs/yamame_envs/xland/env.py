@@ -24,7 +24,7 @@ from yamame_envs.tasks import Tensors, one_hots
 from yamame_envs.xland.achieved import NUM_GOALS, NUM_PLACES, achieved_goals, encoded_goals
 from yamame_envs.xland.cells import EMPTY, FLOOR, WALL, Colour, Tile, pack, unpack
 from yamame_envs.xland.pictures import draw_grid
-from yamame_envs.xland.rooms import RoomsName, draw_layouts, make_rooms
+from yamame_envs.xland.rooms import RoomsName, draw_layouts, make_rooms, smallest_size
 from yamame_envs.xland.rules import NUM_ACTIONS, Game, compile_rules
 from yamame_envs.xland.rulesets import LEVELS, Distribution, canonical, draw_rulesets
 
@@ -32,6 +32,7 @@ Level = Literal["trivial", "small", "medium", "high"]
 Reward = Literal["timed", "success"]
 TrialEnd = Literal["soft_reset", "reset_step"]
 
+_LARGEST_SIZE = 64
 _NUM_GOAL_KINDS = 15
 _NUM_RULE_KINDS = 12
 _ONE_PAIR = len(Tile) + len(Colour)
@@ -114,7 +115,7 @@ class XLand(BatchedEnv):
         *,
         num_envs: PositiveInt = 1,
         rooms: RoomsName = "R1",
-        size: Annotated[int, Bounds(least=3, most=64)] = 9,
+        size: Annotated[int, Bounds(least=3, most=_LARGEST_SIZE)] = 9,
         level: Level | Mapping[str, Any] = "trivial",
         view_size: Annotated[int, Bounds(least=3, most=31)] = 5,
         num_trials: PositiveInt = 4,
@@ -200,11 +201,17 @@ class XLand(BatchedEnv):
         shows_ends = trial_end == "reset_step" or self.num_trials == 1
         require(self.label, "trial_end", trial_end, shows_ends, "be reset_step with achieved")
 
-    def _check_space(self, rooms: str) -> None:
-        num_free = len(self._rooms.free)
+    def _check_space(self, rooms: RoomsName) -> None:
         needed = self._distribution.num_objects + 1
-        condition = f"give {rooms} {needed} free cells for objects and agent instead of {num_free}"
-        require(self.label, "size", self._size, num_free >= needed, condition)
+        if len(self._rooms.free) >= needed:
+            return
+        num_objects = self._distribution.num_objects
+        smallest = smallest_size(rooms, needed, _LARGEST_SIZE)
+        if smallest is None:
+            condition = f"have fewer objects, as no size with rooms={rooms} has room for them"
+            raise ArgumentError(self.label, "level", f"{num_objects} objects", condition)
+        condition = f"be at least {smallest} with rooms={rooms}, so that {num_objects} objects fit"
+        raise ArgumentError(self.label, "size", self._size, condition)
 
     def _add_tables(self, view_size: int) -> None:
         game = Game(self._size, view_size, self.device)

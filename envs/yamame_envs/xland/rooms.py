@@ -54,10 +54,9 @@ def make_rooms(rooms: RoomsName, size: int, *, owner: str = "make_rooms") -> Roo
     """
     require_choice(owner, "rooms", rooms, get_args(RoomsName))
     shape, least = _SIZES[rooms]
-    fits = {"": True, "odd": size % 2 == 1, "3n+1": size % 3 == 1}[shape]
     text = {"": "", "odd": "odd and ", "3n+1": "a multiple of 3 plus 1 and "}[shape]
     condition = f"be {text}at least {least} with rooms={rooms}"
-    require(owner, "size", size, fits and size >= least, condition)
+    require(owner, "size", size, _has_size(rooms, size), condition)
 
     walls = torch.zeros(size, size, dtype=torch.bool)
     walls[0] = walls[-1] = True
@@ -92,6 +91,24 @@ def make_rooms(rooms: RoomsName, size: int, *, owner: str = "make_rooms") -> Roo
     cells = [[row * size + column for row, column in places] for places in doors]
     table = torch.tensor(cells, dtype=torch.int64) if cells else torch.zeros(0, 1).long()
     return Rooms(walls, table)
+
+
+def _has_size(rooms: RoomsName, size: int) -> bool:
+    shape, least = _SIZES[rooms]
+    fits = {"": True, "odd": size % 2 == 1, "3n+1": size % 3 == 1}[shape]
+    return fits and size >= least
+
+
+def smallest_size(rooms: RoomsName, num_free: int, most: int) -> int | None:
+    """Return the smallest size with so many free cells; None if none up to ``most`` has them.
+
+    >>> smallest_size("R1", 6, 64), smallest_size("R4", 6, 64), smallest_size("R1", 6, 4)
+    (5, 7, None)
+    """
+    for size in range(most + 1):
+        if _has_size(rooms, size) and len(make_rooms(rooms, size).free) >= num_free:
+            return size
+    return None
 
 
 def draw_layouts(key: Tensor, rooms: Rooms, num_objects: int) -> tuple[Tensor, Tensor, Tensor]:
