@@ -453,12 +453,12 @@ def _is_flag(value: Any) -> bool:
 def check_bounds(function: Function) -> Function:
     """Decorate a function or constructor so that it raises for numbers outside of their bounds.
 
-    Arguments annotated as ``bool`` must be flags: a text such as ``"no"`` would count as true. None
-    is not checked: the annotation tells whether it is allowed.
+    A whole float becomes an integer where one is expected. Arguments annotated as ``bool`` must be
+    flags: a text such as ``"no"`` would count as true. None is not checked.
 
     Raises:
-        ArgumentError: When called, and a number is outside of the bounds of its annotation, a value
-            that has bounds is not a number, or a flag is not a bool.
+        ArgumentError: A number is outside of the bounds of its annotation, a value that has bounds
+            is not a number, or a flag is not a bool.
 
     >>> @check_bounds
     ... def train(steps: PositiveInt): ...
@@ -487,14 +487,12 @@ def check_bounds(function: Function) -> Function:
             if bounds is None:
                 require(owner, name, value, _is_flag(value), "be true or false")
                 continue
-            is_number = isinstance(value, Real) and not isinstance(value, bool)
-            if not is_number:
+            if not isinstance(value, Real) or isinstance(value, bool):
                 noun = "whole number" if kind is int else "number"
                 condition = f"be a {noun} and {bounds.condition}"
                 raise ArgumentError(owner, name, value, condition)
             require(owner, name, value, bounds.contain(value), bounds.condition)
             if kind is int and not isinstance(value, Integral):
-                # Counts such as 1e6 are floats, and whole.
                 require(owner, name, value, value % 1 == 0, "be an integer")
                 bound.arguments[name] = int(value)
         return function(*bound.args, **bound.kwargs)
