@@ -21,13 +21,12 @@ knows that (`at_source`). No code reads or edits the text of another error.
 import functools
 import inspect
 import json
-import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Annotated, Any, Literal, TypeVar
 
 
@@ -299,12 +298,8 @@ def require_activation(owner: str, name: Any) -> str:
     return _ACTIVATIONS[name]
 
 
-MOST = {"num_layers": 1_000, "num_blocks": 1_000}
-"""Largest sizes of what is built one by one: a typing error would build until memory is gone."""
-
-
 def require_at_least(owner: str, least: float, **values: float) -> None:
-    """Raise unless every value is at least ``least``, and at most what `MOST` allows; NaN fails.
+    """Raise unless every value is at least ``least``; NaN fails.
 
     >>> require_at_least("GRUEncoder", 1, hidden_size=8, num_layers=0)
     Traceback (most recent call last):
@@ -312,8 +307,6 @@ def require_at_least(owner: str, least: float, **values: float) -> None:
     """
     for name, value in values.items():
         require(owner, name, value, value >= least, f"be at least {least}")
-        most = MOST.get(name, math.inf)
-        require(owner, name, value, value <= most, f"be at most {most}")
 
 
 @dataclass(frozen=True)
@@ -399,6 +392,8 @@ NumLayers = Annotated[int, Bounds(least=1, most=1_000)]
 """Number of layers. The upper limit catches typing errors: layers are built one by one."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# Type, bounds, and whether None is allowed.
+_Checked = tuple[type, Bounds | None, bool]
 
 
 def bounds_of(function: Callable[..., Any]) -> dict[str, Bounds]:
@@ -416,19 +411,22 @@ def bounds_of(function: Callable[..., Any]) -> dict[str, Bounds]:
     {'steps': Bounds(least=1, ...), 'decay': Bounds(least=0, most=1, ...)}
     """
     arguments = _checked_arguments(function)
-    return {name: bounds for name, (_, bounds) in arguments.items() if bounds is not None}
+    return {name: bounds for name, (_, bounds, _) in arguments.items() if bounds is not None}
 
 
-def _checked_arguments(function: Callable[..., Any]) -> dict[str, tuple[type, Bounds | None]]:
-    """Return the type and the bounds of every argument with bounds, and of flags, without any."""
+def _checked_arguments(function: Callable[..., Any]) -> dict[str, _Checked]:
+    """Return what is known of arguments with bounds, and of flags, which have none."""
     target = function.__init__ if inspect.isclass(function) else function
     hints = typing.get_type_hints(target, include_extras=True)
-    found: dict[str, tuple[type, Bounds | None]] = {}
-    for name, hint in hints.items():
+    found: dict[str, _Checked] = {}
+    for name, parameter in inspect.signature(target).parameters.items():
+        is_single = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        hint = hints.get(name) if is_single else None
+        is_optional = parameter.default is None or type(None) in typing.get_args(hint)
         if hint in (bool, bool | None):
-            found[name] = (bool, None)
+            found[name] = (bool, None, is_optional)
         for kind, bounds in _bounds_in(hint):
-            found[name] = (kind, bounds)
+            found[name] = (kind, bounds, is_optional)
     return found
 
 
@@ -453,8 +451,8 @@ def _is_flag(value: Any) -> bool:
 def check_bounds(function: Function) -> Function:
     """Decorate a function or constructor so that it raises for numbers outside of their bounds.
 
-    A whole float becomes an integer where one is expected. Arguments annotated as ``bool`` must be
-    flags: a text such as ``"no"`` would count as true. None is not checked.
+    Whole floats and NumPy's integers become those of Python. Arguments annotated as ``bool`` must
+    be flags: a text such as ``"no"`` would count as true. None must be allowed by the annotation.
 
     Raises:
         ArgumentError: A number is outside of the bounds of its annotation, a value that has bounds
@@ -480,21 +478,23 @@ def check_bounds(function: Function) -> Function:
             return function(*args, **kwargs)
         # A subclass that inherits the constructor is what the user named.
         owner = type(args[0]).__name__ if is_constructor else function.__name__
-        for name, value in list(bound.arguments.items()):
-            if value is None or name not in bounded():
+        for name, (kind, bounds, is_optional) in bounded().items():
+            value: Any = bound.arguments.get(name)
+            if name not in bound.arguments or (value is None and is_optional):
                 continue
-            kind, bounds = bounded()[name]
             if bounds is None:
                 require(owner, name, value, _is_flag(value), "be true or false")
                 continue
-            if not isinstance(value, Real) or isinstance(value, bool):
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if not is_number:
                 noun = "whole number" if kind is int else "number"
                 condition = f"be a {noun} and {bounds.condition}"
                 raise ArgumentError(owner, name, value, condition)
             require(owner, name, value, bounds.contain(value), bounds.condition)
-            if kind is int and not isinstance(value, Integral):
+            if kind is int:
                 require(owner, name, value, value % 1 == 0, "be an integer")
-                bound.arguments[name] = int(value)
+                require(owner, name, value, abs(value) < 2**63, "be below 2**63")
+                bound.arguments[name] = int(value)  # integers of NumPy would overflow
         return function(*bound.args, **bound.kwargs)
 
     return typing.cast(Function, checked)

@@ -339,7 +339,7 @@ class BatchedEnv(ContextEnv):
 
     def _begin_tasks(self, begins: Tensor, task: Tensors) -> None:
         env_state = self.env_state
-        state, timestep = self._started(task)
+        state, timestep = self.started(task)
         if env_state.task:
             if task is not env_state.task:
                 task = choose(begins, task, env_state.task)
@@ -384,8 +384,8 @@ class BatchedEnv(ContextEnv):
         env_state.episodes = env_state.episodes + begins
         return task
 
-    def _started(self, task: Tensors) -> tuple[Tensors, Tensors]:
-        """Return state and timestep at the start of tasks."""
+    def started(self, task: Tensors) -> tuple[Tensors, Tensors]:
+        """Return the state and the timestep ``[N, ...]`` at the start of tasks ``[N, ...]``."""
         num_envs = self.batch_size[0]
         zero = torch.zeros(num_envs, 1, device=self.device)
         action = zero.expand(-1, self.action_encoding.encoded_size).clone()
@@ -456,7 +456,7 @@ class BatchedEnv(ContextEnv):
         if self.device.type != "cpu":
             # Raises if an action of an earlier step was out of bounds.
             self.reserve(1)
-        return self.env_state.snapshot(self.overrides)
+        return self.env_state.snapshot(self.overrides, self.time_limit)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Restore a `state_dict`; `present` returns the restored timestep.
@@ -464,8 +464,7 @@ class BatchedEnv(ContextEnv):
         Raises:
             ArgumentError: It was saved by an environment with other settings.
         """
-        like = self.env_state.streams
-        self.env_state = restore(state_dict, like, self.tasks_of, self._started, self.label)
+        self.env_state = restore(self, state_dict)
         self.number_episodes(self.env_state.streams, self.env_state.episodes)
 
     def static_buffers(self) -> Tensors:

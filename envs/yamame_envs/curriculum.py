@@ -17,6 +17,7 @@ from yamame.system.messages import OutsideError
 
 from yamame_envs.base import BatchedEnv
 from yamame_envs.context import ContextEnv
+from yamame_envs.env_state import check_entries
 from yamame_envs.streams import fold, uniform
 from yamame_envs.tasks import Tensors
 from yamame_envs.trials import RepeatedTrials
@@ -249,18 +250,21 @@ class CurriculumEnv(ContextEnv):
         """Restore a `state_dict` of an environment with the same settings.
 
         Raises:
-            ArgumentError: An entry is missing, or the number of envs is another one.
+            ArgumentError: It was saved by an environment with other settings. Nothing has changed.
         """
         names = sorted(state_dict)
         for name in ("env", "curriculum", "counters"):
             require(self.label, "state_dict", names, name in state_dict, f"hold {name}")
         counters = state_dict["counters"]
-        num_envs = self.batch_size[0]
-        got = f"{len(counters['streams'])} envs"
-        is_same = len(counters["streams"]) == num_envs
-        require(self.label, "state_dict", got, is_same, f"hold {num_envs} envs")
-        self.env.load_state_dict(state_dict["env"])
+        own = {"streams": self._streams, "episodes": self._episodes, "seeds": self._seeds}
+        check_entries(self.label, "state_dict.counters", counters, own)
+        before = self.curriculum.state_dict()
         self.curriculum.load_state_dict(state_dict["curriculum"])
+        try:
+            self.env.load_state_dict(state_dict["env"])
+        except BaseException:
+            self.curriculum.load_state_dict(before)
+            raise
         self._streams = counters["streams"].to(self.device).clone()
         self._episodes = counters["episodes"].to(self.device).clone()
         self._seeds = counters["seeds"].to(self.device).clone()

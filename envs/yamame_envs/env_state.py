@@ -5,16 +5,19 @@ drawn again from their seeds. Only entries that a reset may replace (an instruct
 beside the seed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 from yamame.checks import require
 from yamame.keys import RELABELLING
 
 from yamame_envs.split import hash_of
-from yamame_envs.tasks import Draw, Tensors, sent
+from yamame_envs.streams import fold
+from yamame_envs.tasks import Tensors, sent
 
 _PARTS = ("task", "state", "timestep")
 # Name of the hashes of drawn tasks in a snapshot.
@@ -61,11 +64,12 @@ class EnvState:
                 named[f"{part}.{name}"] = value
         return named
 
-    def snapshot(self, overrides: tuple[str, ...]) -> Tensors:
-        """Return copies of all tensors that cannot be drawn again.
+    def snapshot(self, overrides: tuple[str, ...], time_limit: int | None) -> Tensors:
+        """Return copies of all tensors that cannot be drawn again, and hashes of the others.
 
         Args:
             overrides: Entries of the task that a reset may replace.
+            time_limit: Time limit of the environment, which is hashed as well.
         """
         kept = {"task_seed", *overrides}
         copies = {}
@@ -73,9 +77,8 @@ class EnvState:
             part, _, entry = name.partition(".")
             if part != "task" or entry in kept:
                 copies[name] = value.clone()
-        hashed = _hash_of_drawn(self.task, kept)
-        if hashed is not None:
-            copies[_HASH] = hashed
+        if self.task:
+            copies[_HASH] = _hash_of_drawn(self.task, kept, time_limit)
         return copies
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
@@ -87,73 +90,94 @@ class EnvState:
         self.timestep = {name: fn(value) for name, value in self.timestep.items()}
 
 
-def restore(
-    snapshot: Mapping[str, Tensor],
-    like: Tensor,
-    draw: Draw,
-    start: Callable[[Tensors], tuple[Tensors, Tensors]],
-    label: str,
-) -> EnvState:
-    """Restore the state from a snapshot.
+def restore(env: Any, snapshot: Mapping[str, Tensor]) -> EnvState:
+    """Return the state of a snapshot.
 
     Args:
+        env: The `yamame_envs.BatchedEnv` that will continue from it; it is not changed.
         snapshot: Result of `EnvState.snapshot`.
-        like: ``[N]``, a tensor with the number of envs and the device of the state.
-        draw: Draws tasks from seeds ``[N]`` on the CPU.
-        start: Returns the state and the timestep at the start of tasks ``[N, ...]``.
-        label: Name of the environment in messages.
 
     Raises:
         ArgumentError: An entry is missing or unknown, or has another shape or dtype; the tasks of
-            the seeds are other ones.
+            the seeds or the time limit are other ones.
     """
-    for name in ("streams", "episodes"):
-        require(label, "state_dict", sorted(snapshot), name in snapshot, f"hold {name}")
-    for name, value in snapshot.items():
-        is_same = len(value) == len(like)
-        condition = f"hold {len(like)} envs"
-        require(label, f"state_dict.{name}", f"{len(value)} envs", is_same, condition)
-    copies = {name: value.to(like.device, copy=True) for name, value in snapshot.items()}
+    label = env.label
+    streams = env.env_state.streams
+    counters = dict.fromkeys(("streams", "episodes"), streams)
+    allowed = {*counters, _HASH}
+    given = {
+        name: value for name, value in snapshot.items() if name.partition(".")[0] not in _PARTS
+    }
+    check_entries(label, "state_dict", given, counters, optional=allowed)
+    copies = {name: value.to(streams.device, copy=True) for name, value in snapshot.items()}
     restored = EnvState.of(copies)
-    if not restored.task:
+    if not (restored.task or restored.state or restored.timestep):
         return restored
 
-    drawn = draw(snapshot["task.task_seed"].cpu())
-    task = {name: sent(value, like.device) for name, value in drawn.items()}
-    # Saved entries come last: they replace those of the task seed.
-    task |= restored.task
+    seeds = {name: value for name, value in restored.task.items() if name == "task_seed"}
+    check_entries(label, "state_dict.task", seeds, {"task_seed": streams})
+    drawn = env.tasks_of(restored.task["task_seed"].cpu())
+    task = {name: sent(value, streams.device) for name, value in drawn.items()}
+    task["task_seed"] = restored.task["task_seed"]
     # Snapshots of earlier versions have no hash.
-    hashed = _hash_of_drawn(task, set(restored.task))
-    are_same = hashed is None or torch.equal(copies.get(_HASH, hashed), hashed)
-    condition = "be of an environment that draws the same tasks"
+    hashed = _hash_of_drawn(task, set(restored.task), env.time_limit)
+    are_same = torch.equal(copies.get(_HASH, hashed), hashed)
+    condition = "be of an environment with the same tasks and time limit"
     require(label, "state_dict", "other ones", are_same, condition, remedy=_REMEDY)
-    restored.task = task
-    state, timestep = start(task)
-    _check_layout(label, "state", restored.state, state)
-    _check_layout(label, "timestep", restored.timestep, timestep)
+    check_entries(label, "state_dict.task", restored.task, {}, optional=task)
+    # Saved entries replace those of the task seed.
+    restored.task = {**task, **restored.task}
+    state, timestep = env.started(restored.task)
+    check_entries(label, "state_dict.state", restored.state, state)
+    # Snapshots of earlier versions lack entries that only relabelling reads.
+    needed = {name: value for name, value in timestep.items() if name not in RELABELLING}
+    check_entries(label, "state_dict.timestep", restored.timestep, needed, optional=timestep)
     return restored
 
 
-def _hash_of_drawn(task: Tensors, saved: set[str]) -> Tensor | None:
-    """Return hashes ``[N]`` int64 of the entries that are drawn from seeds; None without any."""
+def _hash_of_drawn(task: Tensors, saved: set[str], time_limit: int | None) -> Tensor:
+    """Return hashes ``[N]`` int64 of the entries that are drawn from seeds, and the time limit."""
     drawn = {name: value for name, value in task.items() if name not in saved}
-    return hash_of(drawn) if drawn else None
+    hashed = hash_of(drawn) if drawn else torch.zeros_like(task["task_seed"])
+    return fold(hashed, int(time_limit or 0))
 
 
-def _check_layout(label: str, part: str, given: Tensors, expected: Tensors) -> None:
-    """Raise unless restored entries have the names, shapes and dtypes of those at a start."""
-    # Snapshots of earlier versions lack entries that only relabelling reads.
-    needed = expected.keys() - RELABELLING
-    name = f"state_dict.{part}"
-    condition = f"hold {', '.join(sorted(needed))}"
-    is_whole = needed <= given.keys() <= expected.keys()
+def check_entries(
+    label: str,
+    name: str,
+    given: Any,
+    needed: Mapping[str, Any],
+    *,
+    optional: Mapping[str, Any] | Iterable[str] = (),
+) -> None:
+    """Raise unless a part of a saved state has the entries of an environment.
+
+    Args:
+        label: Name of the environment in messages.
+        name: Name of the part in messages.
+        given: The part.
+        needed: Entries that it must hold; their shapes and dtypes must be equal.
+        optional: Entries that it may hold; if it is a mapping, shapes and dtypes must be equal.
+
+    Raises:
+        ArgumentError: An entry is missing or unknown, or has another shape or dtype.
+    """
+    is_mapping = isinstance(given, Mapping)
+    require(label, name, type(given).__name__, is_mapping, "be a mapping", remedy=_REMEDY)
+    is_whole = needed.keys() <= given.keys() <= needed.keys() | set(optional)
+    condition = f"hold {', '.join(sorted({*needed, *optional}))}"
     require(label, name, sorted(given), is_whole, condition, remedy=_REMEDY)
+    known = {**(optional if isinstance(optional, Mapping) else {}), **needed}
     for entry, value in given.items():
-        like = expected[entry]
-        is_same = (value.shape, value.dtype) == (like.shape, like.dtype)
-        got = f"{value.dtype} {list(value.shape)}"
-        condition = f"be {like.dtype} {list(like.shape)}"
-        require(label, f"{name}.{entry}", got, is_same, condition, remedy=_REMEDY)
+        place = f"{name}.{entry}"
+        is_tensor = isinstance(value, Tensor | TensorDictBase)
+        require(label, place, type(value).__name__, is_tensor, "be a tensor", remedy=_REMEDY)
+        if entry in known and isinstance(value, Tensor):
+            like = known[entry]
+            is_same = (value.shape, value.dtype) == (like.shape, like.dtype)
+            got = f"{value.dtype} {list(value.shape)}"
+            condition = f"be {like.dtype} {list(like.shape)}"
+            require(label, place, got, is_same, condition, remedy=_REMEDY)
 
 
 def choose(mask: Tensor, new: Tensors, old: Tensors) -> Tensors:

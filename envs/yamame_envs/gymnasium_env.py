@@ -2,6 +2,7 @@
 
 import inspect
 from importlib import import_module
+from numbers import Integral
 from typing import Any
 
 import gymnasium
@@ -80,18 +81,18 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         """Begin the next episode."""
         super().reset(seed=seed)
         if seed is not None:
-            self.batched.set_seed(seed)
+            self.batched.set_seed(_whole("seed", seed, least=0))
         request = TensorDict({}, [1], device=self.batched.device)
         if options is not None and "task_seed" in options:
-            request["task_seed"] = torch.tensor(
-                [[options["task_seed"]]], device=self.batched.device
-            )
+            task_seed = _whole("options['task_seed']", options["task_seed"], least=-(2**63))
+            request["task_seed"] = torch.tensor([[task_seed]], device=self.batched.device)
         return self._seen(self.batched.reset(request))
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Step the environment."""
         spec = self.batched.action_spec
-        batch = torch.as_tensor(np.asarray(action)).to(spec.device, spec.dtype).view(spec.shape)
+        array = self._checked_action(action)
+        batch = torch.as_tensor(array).to(spec.device, spec.dtype).view(spec.shape)
         request = TensorDict({"action": batch}, [1], device=self.batched.device)
         played = self.batched.step(request)["next"]
         observation, info = self._seen(played)
@@ -99,6 +100,16 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         terminated = bool(played["terminated"])
         truncated = bool(played["truncated"])
         return observation, reward, terminated, truncated, info
+
+    def _checked_action(self, action: Any) -> npt.NDArray[Any]:
+        space = self.action_space
+        array = np.asarray(action)
+        if array.dtype.kind == "f" and isinstance(space, spaces.Box):
+            array = array.astype(space.dtype)
+        shape = space.shape or ()
+        is_valid = array.size == np.prod(shape) and space.contains(array.reshape(shape))
+        require("GymnasiumEnv", "action", action, is_valid, f"be in {space}")
+        return array
 
     def render(self) -> npt.NDArray[np.uint8] | None:
         """Return the picture of the environment; None without a render mode."""
@@ -109,6 +120,12 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         info |= {name: _array(timestep, name) for name in RELABELLING if name in timestep}
         observed = {name: _array(timestep, name) for name in self._observed}
         return observed if self._is_dict else observed[self._observed[0]], info
+
+
+def _whole(name: str, value: Any, *, least: int) -> int:
+    is_whole = isinstance(value, Integral) and least <= int(value) < 2**63
+    require("GymnasiumEnv", name, value, is_whole, f"be an integer from {least} to 2**63 - 1")
+    return int(value)
 
 
 def _array(timestep: TensorDictBase, name: str) -> npt.NDArray[Any]:

@@ -4,14 +4,17 @@ Source: Ni et al., "When do transformers shine in RL?", arXiv 2307.03864; the re
 arXiv 2310.09971.
 """
 
-from typing import ClassVar
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchrl.data import Bounded, Categorical
-from yamame.checks import PositiveInt, check_bounds, require
+from yamame.checks import Bounds, PositiveInt, check_bounds, require
 
 from yamame_envs.base import BatchedEnv
 from yamame_envs.rendering import Palette, disc, frame, goal, tile
@@ -41,16 +44,16 @@ class _TMaze(BatchedEnv):
         *,
         num_envs: PositiveInt = 1,
         length: int | list[int] = 32,
-        penalty: float | None = None,
+        penalty: Annotated[float, Bounds(most=0)] | None = None,
         observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        lengths = [length] if isinstance(length, int) else length
-        require(self.label, "length", length, bool(lengths) and min(lengths) >= 1, "be at least 1")
+        lengths = self._lengths_of(length)
         is_distinct = len(set(lengths)) == len(lengths)
         require(self.label, "length", length, is_distinct, "hold every length once")
-        require(self.label, "penalty", penalty, penalty is None or penalty <= 0, "be at most 0")
+        is_finite = penalty is None or math.isfinite(penalty)
+        require(self.label, "penalty", penalty, is_finite, "be finite")
         self._lengths = lengths
         self._junction = self._START + max(lengths)
         self._penalty = -1.0 / max(lengths) if penalty is None else penalty
@@ -67,6 +70,19 @@ class _TMaze(BatchedEnv):
         )
         moves = torch.tensor([[1, 0], [0, 1], [-1, 0], [0, -1]], device=self.device)
         self.register_buffer("_moves", moves, persistent=False)
+
+    @classmethod
+    def _lengths_of(cls, length: int | Sequence[int]) -> list[int]:
+        given = list(length) if isinstance(length, Sequence | np.ndarray) else [length]
+        lengths = []
+        for value in given:
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            is_count = is_number and value % 1 == 0 and 1 <= value < 2**31
+            condition = "be at least 1, a whole number or a list of them"
+            require(cls.__name__, "length", length, is_count, condition)
+            lengths.append(int(value))
+        require(cls.__name__, "length", length, bool(lengths), "hold a length")
+        return lengths
 
     def draw_tasks(self, task_seed: Tensor) -> Tensors:
         task = {"side": 2 * integers(fold(task_seed, 0), 2) - 1}

@@ -27,7 +27,7 @@ from yamame.transforms import context_values
 
 from yamame_envs.base import BatchedEnv
 from yamame_envs.context import ContextEnv
-from yamame_envs.env_state import EnvState
+from yamame_envs.env_state import EnvState, check_entries
 from yamame_envs.streams import fold
 from yamame_envs.tasks import Tensors
 
@@ -385,6 +385,14 @@ class RepeatedTrials(ContextEnv):
             "env": self.env.state_dict(),
             "counters": {name: value.clone() for name, value in counters.items()},
             "timestep": {name: value.clone() for name, value in self._timestep.items()},
+            "settings": self._settings(),
+        }
+
+    def _settings(self) -> dict[str, int]:
+        return {
+            "num_trials": int(self.num_trials or 0),
+            "num_warmup": self._num_warmup,
+            "time_limit": int(self.time_limit or 0),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -393,18 +401,25 @@ class RepeatedTrials(ContextEnv):
         `present` returns the restored timestep.
 
         Raises:
-            ArgumentError: An entry is missing or has another number of envs.
+            ArgumentError: It was saved by an environment with other settings. Nothing has changed.
         """
         names = sorted(state_dict)
         for name in ("env", "counters", "timestep"):
             require(self.label, "state_dict", names, name in state_dict, f"hold {name}")
+        # States of earlier versions have no settings.
+        settings = state_dict.get("settings", self._settings())
+        condition = f"be {self._settings()}"
+        is_same = settings == self._settings()
+        require(self.label, "state_dict.settings", settings, is_same, condition)
         saved = state_dict["counters"]
-        num_envs = self.batch_size[0]
-        for name in ("streams", "episodes", *self._state):
-            require(self.label, "state_dict", sorted(saved), name in saved, f"hold {name}")
-            count = len(saved[name])
-            got = f"{count} in {name}"
-            require(self.label, "state_dict", got, count == num_envs, f"hold {num_envs} envs")
+        counters = {"streams": self._streams, "episodes": self._episodes, **self._state}
+        check_entries(self.label, "state_dict.counters", saved, counters)
+        timestep = state_dict["timestep"]
+        if timestep:
+            needed = {**self.observation_spec, **self.full_done_spec}
+            check_entries(
+                self.label, "state_dict.timestep", timestep, needed, optional=timestep.keys()
+            )
 
         self.env.load_state_dict(state_dict["env"])
         counters = {name: value.to(self.device).clone() for name, value in saved.items()}

@@ -1,5 +1,6 @@
 """Environment whose tasks a curriculum chooses: it plays these tasks, and changes nothing else."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -270,3 +271,36 @@ def test_attributes_of_the_environment_are_found():
     env.reset()
     assert env.render(1).ndim == 3
     assert env.task_hashes().shape == (2,)
+
+
+def changed_entries(before, after):
+    return [
+        name for name, value in before["env"].items() if not torch.equal(value, after["env"][name])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda state: {**state, "curriculum": {}},
+            "PrioritizedReplay: state_dict must hold table",
+        ),
+        (lambda state: {**state, "counters": {}}, "state_dict.counters must hold"),
+        (lambda state: {**state, "env": {}}, "PackageDelivery: state_dict must hold"),
+        (lambda state: state, "capacity must be at least 8"),
+    ],
+)
+def test_a_refused_state_changes_nothing(change, message):
+    saved = chosen(delivery, num_envs=2)
+    saved.reset()
+    capacity = 4 if message.startswith("capacity") else 10
+    other = chosen(delivery, num_envs=2, seed=3, kept=2, capacity=capacity)
+    other.reset()
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(ArgumentError, match=message):
+        other.load_state_dict(change(saved.state_dict()))
+    after = other.state_dict()
+    assert changed_entries(before, after) == []
+    assert before["curriculum"]["num_observed"] == after["curriculum"]["num_observed"]
+    assert torch.equal(before["curriculum"]["table"]["seed"], after["curriculum"]["table"]["seed"])

@@ -4,7 +4,7 @@ import pickle
 import pytest
 import torch
 from yamame.checks import ArgumentError
-from yamame_envs import XLand
+from yamame_envs import MazeRunner, XLand
 
 
 def test_the_present_timestep_is_the_one_shown_last(make, play, same):
@@ -47,18 +47,21 @@ def test_a_state_saved_before_the_first_reset_can_be_restored(play, same, corrid
 
 
 def test_a_state_of_another_size_is_refused(maze):
-    with pytest.raises(ValueError, match="streams must hold 2 envs, got '3 envs'"):
+    with pytest.raises(
+        ValueError, match=r"streams must be torch.int64 \[2\], got 'torch.int64 \[3\]'"
+    ):
         maze(num_envs=2).load_state_dict(maze(num_envs=3).state_dict())
-    with pytest.raises(ValueError, match="must hold streams, got"):
+    with pytest.raises(ValueError, match="must hold episodes, streams, task_hash, got"):
         maze(num_envs=2).load_state_dict({})
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"size": 7}, "draws the same tasks"),
-        ({"level": "small"}, "draws the same tasks"),
-        ({"split": "test"}, "draws the same tasks"),
+        ({"size": 7}, "the same tasks"),
+        ({"level": "small"}, "the same tasks"),
+        ({"split": "test"}, "the same tasks"),
+        ({"trial_limit": 20}, "the same tasks and time limit"),
         ({"view_size": 7}, "timestep.observation must be torch.uint8 .2, 7, 7, 2., got"),
         ({"direction": False}, "timestep must hold done, is_init"),
         ({"observable": True}, "timestep must hold direction, done, hidden"),
@@ -80,8 +83,43 @@ def test_a_state_of_other_settings_is_refused(settings, message, same):
 def test_a_state_of_another_environment_is_refused(maze, corridor):
     env = maze(num_envs=2)
     env.reset()
-    with pytest.raises(ArgumentError, match="state_dict must be of an environment that draws"):
+    with pytest.raises(
+        ArgumentError, match="state_dict must be of an environment with the same tasks"
+    ):
         corridor(num_envs=2).load_state_dict(env.state_dict())
+
+
+@pytest.mark.parametrize("num_goals", [1, 3])
+def test_a_state_of_another_number_of_goals_is_refused(num_goals):
+    saved = MazeRunner(num_envs=2, num_goals=2, time_limit=20)
+    saved.reset()
+    other = MazeRunner(num_envs=2, num_goals=num_goals, time_limit=20)
+    with pytest.raises(ArgumentError, match=r"task\.instruction must be"):
+        other.load_state_dict(saved.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: {**state, "streams": state["streams"].float()}, "streams must be"),
+        (lambda state: {**state, "streams": [1, 2]}, "streams must be a tensor, got 'list'"),
+        (lambda state: {**state, "other": state["streams"]}, "must hold episodes, streams"),
+        (lambda state: {**state, "task.other": state["streams"]}, "task must hold"),
+        (lambda state: {**state, "state.other": state["streams"]}, "state must hold"),
+        (
+            lambda state: {name: state[name] for name in state if name != "task.task_seed"},
+            "task must hold task_seed",
+        ),
+    ],
+)
+def test_a_damaged_state_is_refused(change, message, corridor, same):
+    env = corridor(num_envs=2)
+    env.reset()
+    other = corridor(num_envs=2, seed=5)
+    before = other.reset().clone()
+    with pytest.raises(ArgumentError, match=message):
+        other.load_state_dict(change(env.state_dict()))
+    same(other.present(), before)
 
 
 def test_a_state_of_an_earlier_version_has_no_hash_of_its_tasks(maze, same):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import yamame_envs
 from gymnasium.utils.env_checker import check_env
+from yamame.checks import ArgumentError
 from yamame_envs import MazeRunner, PassiveTMaze, XLand
 from yamame_envs.gymnasium_env import GymnasiumEnv
 from yamame_envs.registration import _TARGETS
@@ -142,3 +143,23 @@ def test_reached_goals_are_told_and_not_observed():
     observation, info = env.reset(seed=4)
     assert set(observation) == {"observation", "direction"}
     assert info["achieved"].shape == (12,)
+
+
+@pytest.mark.parametrize("action", [1.5, "a", 6, -1, [1, 2], None])
+def test_an_action_outside_of_the_space_is_refused(action):
+    env = all_observed().unwrapped
+    env.reset(seed=0)
+    with pytest.raises(ArgumentError, match=r"GymnasiumEnv: action must be in Discrete\(6\), got"):
+        env.step(action)
+
+
+def test_seeds_must_be_whole_numbers():
+    env = all_observed().unwrapped
+    first, _ = env.reset(options={"task_seed": np.int32(3)})
+    again, _ = env.reset(options={"task_seed": 3})
+    assert np.array_equal(first["observation"], again["observation"])
+    for task_seed in (2**63, 1.5, "a", None):
+        with pytest.raises(ArgumentError, match="must be an integer from"):
+            env.reset(options={"task_seed": task_seed})
+    with pytest.raises(ArgumentError, match="seed must be an integer from 0 to"):
+        env.reset(seed=2**63)

@@ -1,3 +1,6 @@
+import math
+
+import numpy as np
 import pytest
 import torch
 from yamame_envs import PassiveTMaze
@@ -107,6 +110,11 @@ def test_random_play_earns_the_known_return():
     assert abs(total.std() - 0.043) < 0.01
 
 
+@pytest.mark.parametrize("length", [3, 3.0, np.uint8(3), [3], (3,), np.array([3])])
+def test_lengths_are_whole_numbers_of_any_kind(length):
+    assert PassiveTMaze(length=length).time_limit == 4
+
+
 def test_both_sides_are_equally_likely():
     env = PassiveTMaze(num_envs=2000)
     assert abs(env.reset()["observation"][:, 1].mean()) < 5 / 2000**0.5
@@ -115,9 +123,13 @@ def test_both_sides_are_equally_likely():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"length": 0}, "PassiveTMaze: length must be at least 1, got 0"),
-        ({"length": [3, 0]}, r"PassiveTMaze: length must be at least 1, got \[3, 0\]"),
-        ({"length": []}, r"PassiveTMaze: length must be at least 1, got \[\]"),
+        ({"length": 0}, "PassiveTMaze: length must be at least 1, a whole .*, got 0"),
+        ({"length": [3, 0]}, r"PassiveTMaze: length must be at least 1, .*, got \[3, 0\]"),
+        ({"length": []}, r"PassiveTMaze: length must hold a length, got \[\]"),
+        ({"length": 2.5}, r"length must be at least 1, .*, got 2\.5"),
+        ({"length": [True]}, r"length must be at least 1, .*, got \[True\]"),
+        ({"length": "3"}, "length must be at least 1, .*, got '3'"),
+        ({"penalty": -math.inf}, "PassiveTMaze: penalty must be finite, got -inf"),
         ({"penalty": 0.5}, "PassiveTMaze: penalty must be at most 0, got 0.5"),
     ],
 )

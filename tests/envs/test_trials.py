@@ -11,6 +11,7 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, SerialEnv, TransformedEnv
 from torchrl.envs.transforms import RewardSum
 from torchrl.envs.utils import check_env_specs
+from yamame.checks import ArgumentError
 from yamame.evaluation import evaluate
 from yamame_envs import Gym, HostedEnv, MetaFrozenLake, PassiveTMaze, Workers, XLand
 from yamame_envs.streams import fold
@@ -837,12 +838,12 @@ def test_a_snapshot_of_another_number_of_rows_is_refused(corridor):
     env = RepeatedTrials(corridor(num_envs=2), num_trials=2)
     other = RepeatedTrials(PassiveTMaze(num_envs=3, length=5), num_trials=2)
     with pytest.raises(
-        ValueError, match="RepeatedTrials: state_dict must hold 2 envs, got '3 in streams'"
+        ValueError, match=r"RepeatedTrials: state_dict\.counters\.streams must be torch.int64 \[2\]"
     ):
         env.load_state_dict(other.state_dict())
     lacking = env.state_dict()
     del lacking["counters"]["trial"]
-    with pytest.raises(ValueError, match="RepeatedTrials: state_dict must hold trial, got "):
+    with pytest.raises(ValueError, match=r"state_dict\.counters must hold .*, trial, "):
         env.load_state_dict(lacking)
 
 
@@ -926,3 +927,19 @@ def test_trials_within_trials_are_reported(capsys):
         assert lines(env, num_trials=1) == ""
     for env in (XLand(num_trials=1, size=5), MetaFrozenLake(num_trials=1), PassiveTMaze(length=3)):
         assert lines(env, num_trials=3) == ""
+
+
+@pytest.mark.parametrize(
+    "settings", [{"num_trials": 3}, {"num_warmup": 1}, {"horizon": 6}], ids=lambda value: str(value)
+)
+def test_a_state_of_other_settings_of_trials_is_refused(settings):
+    def repeated(**settings):
+        env = PassiveTMaze(num_envs=2, length=3)
+        return RepeatedTrials(env, **{"num_trials": 2, **settings})
+
+    saved = repeated()
+    saved.reset()
+    other = repeated(**settings)
+    other.reset()
+    with pytest.raises(ArgumentError, match=r"RepeatedTrials: state_dict.settings must be"):
+        other.load_state_dict(saved.state_dict())

@@ -269,8 +269,12 @@ class PrioritizedReplay:
         """Restore the result of `state_dict`.
 
         Raises:
-            ArgumentError: The state has more seeds than ``capacity``.
+            ArgumentError: An entry is missing, or the state has more seeds than ``capacity``.
         """
+        names = sorted(state_dict)
+        for name in ("table", "num_observed", "num_replayed"):
+            condition = f"hold {name}"
+            require(type(self).__name__, "state_dict", names, name in state_dict, condition)
         num_seeds = len(state_dict["table"]["seed"])
         condition = f"be at least {num_seeds}, the number of seeds in the state"
         fits = num_seeds <= self.capacity

@@ -24,7 +24,13 @@ from yamame_envs.tasks import Tensors, one_hots
 from yamame_envs.xland.achieved import NUM_GOALS, NUM_PLACES, achieved_goals, encoded_goals
 from yamame_envs.xland.cells import EMPTY, FLOOR, WALL, Colour, Tile, pack, unpack
 from yamame_envs.xland.pictures import draw_grid
-from yamame_envs.xland.rooms import RoomsName, draw_layouts, make_rooms, smallest_size
+from yamame_envs.xland.rooms import (
+    RoomsName,
+    describe_size,
+    draw_layouts,
+    make_rooms,
+    smallest_size,
+)
 from yamame_envs.xland.rules import NUM_ACTIONS, Game, compile_rules
 from yamame_envs.xland.rulesets import LEVELS, Distribution, canonical, draw_rulesets
 
@@ -139,8 +145,8 @@ class XLand(BatchedEnv):
             # There are no rules, so both identities are the same.
             self.split_novelty = self.identities["goals"].novelty
         self._size = size
+        self._check_size(rooms, size)
         self._rooms = make_rooms(rooms, size, owner=self.label)
-        self._check_space(rooms)
         self.num_trials = num_trials
         self._trial_limit = 3 * size * size if trial_limit is None else trial_limit
         self._reward = reward
@@ -201,17 +207,16 @@ class XLand(BatchedEnv):
         shows_ends = trial_end == "reset_step" or self.num_trials == 1
         require(self.label, "trial_end", trial_end, shows_ends, "be reset_step with achieved")
 
-    def _check_space(self, rooms: RoomsName) -> None:
-        needed = self._distribution.num_objects + 1
-        if len(self._rooms.free) >= needed:
-            return
+    def _check_size(self, rooms: RoomsName, size: int) -> None:
+        """Raise if there are too few cells for objects and agent."""
+        require_choice(self.label, "rooms", rooms, get_args(RoomsName))
         num_objects = self._distribution.num_objects
-        smallest = smallest_size(rooms, needed, _LARGEST_SIZE)
+        smallest = smallest_size(rooms, num_objects + 1, _LARGEST_SIZE)
         if smallest is None:
             condition = f"have fewer objects, as no size with rooms={rooms} has room for them"
             raise ArgumentError(self.label, "level", f"{num_objects} objects", condition)
-        condition = f"be at least {smallest} with rooms={rooms}, so that {num_objects} objects fit"
-        raise ArgumentError(self.label, "size", self._size, condition)
+        condition = f"be {describe_size(rooms, smallest)}, so that {num_objects} objects fit"
+        require(self.label, "size", size, size >= smallest, condition)
 
     def _add_tables(self, view_size: int) -> None:
         game = Game(self._size, view_size, self.device)

@@ -53,10 +53,8 @@ def make_rooms(rooms: RoomsName, size: int, *, owner: str = "make_rooms") -> Roo
     ([1, 0, 1, 0, 1], [[7, 12, 17]])
     """
     require_choice(owner, "rooms", rooms, get_args(RoomsName))
-    shape, least = _SIZES[rooms]
-    text = {"": "", "odd": "odd and ", "3n+1": "a multiple of 3 plus 1 and "}[shape]
-    condition = f"be {text}at least {least} with rooms={rooms}"
-    require(owner, "size", size, _has_size(rooms, size), condition)
+    least = _SIZES[rooms][1]
+    require(owner, "size", size, _has_size(rooms, size), f"be {describe_size(rooms, least)}")
 
     walls = torch.zeros(size, size, dtype=torch.bool)
     walls[0] = walls[-1] = True
@@ -97,6 +95,16 @@ def _has_size(rooms: RoomsName, size: int) -> bool:
     shape, least = _SIZES[rooms]
     fits = {"": True, "odd": size % 2 == 1, "3n+1": size % 3 == 1}[shape]
     return fits and size >= least
+
+
+def describe_size(rooms: RoomsName, least: int) -> str:
+    """Return the sizes of a layout from a smallest one on, in words that follow "be".
+
+    >>> describe_size("R9", 7)
+    'a multiple of 3 plus 1 and at least 7 with rooms=R9'
+    """
+    shape = {"": "", "odd": "odd and ", "3n+1": "a multiple of 3 plus 1 and "}[_SIZES[rooms][0]]
+    return f"{shape}at least {least} with rooms={rooms}"
 
 
 def smallest_size(rooms: RoomsName, num_free: int, most: int) -> int | None:

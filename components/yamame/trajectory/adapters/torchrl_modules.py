@@ -73,8 +73,8 @@ def causal_transformer(
     make = getattr(torchrl.modules, "CausalTransformer", None)
     if make is None:
         raise MissingTransformer(
-            "causal_transformer: torchrl must have CausalTransformer, which version 0.15 will add;"
-            " use another encoder until yamame supports that version"
+            "causal_transformer: torchrl 0.15 or later must be installed, which yamame does not"
+            " support before its release; use another encoder"
         )
     backbone: nn.Module = make(
         in_features,
