@@ -60,14 +60,20 @@ def test_many_arguments_have_bounds():
     assert len(ARGUMENTS) > 20
 
 
-def required(build: Callable[..., Any]) -> dict[str, None]:
-    """Return None for every required argument: it is not checked, and nothing is built."""
+def required(build: Callable[..., Any]) -> dict[str, Any]:
+    """Return values of required arguments that pass their checks; nothing is built with them."""
     function = build.__init__ if inspect.isclass(build) else build
-    arguments = {}
+    bounds = bounds_of(build)
+    hints = typing.get_type_hints(function)
+    arguments: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if name != "self" and is_named and parameter.default is parameter.empty:
-            arguments[name] = None
+            arguments[name] = False if hints.get(name) is bool else None
+            if name in bounds:
+                arguments[name] = next(
+                    value for value in (1, 0.5, 8) if bounds[name].contain(value)
+                )
     return arguments
 
 

@@ -137,7 +137,8 @@ def restore(env: Any, snapshot: Mapping[str, Tensor]) -> EnvState:
 
 def _hash_of_drawn(task: Tensors, saved: set[str], time_limit: int | None) -> Tensor:
     """Return hashes ``[N]`` int64 of the entries that are drawn from seeds, and the time limit."""
-    drawn = {name: value for name, value in task.items() if name not in saved}
+    left_out = {*saved, *RELABELLING}
+    drawn = {name: value for name, value in task.items() if name not in left_out}
     hashed = hash_of(drawn) if drawn else torch.zeros_like(task["task_seed"])
     return fold(hashed, int(time_limit or 0))
 

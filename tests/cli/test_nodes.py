@@ -201,14 +201,15 @@ def bounded_arguments():
 
 
 def test_values_outside_of_the_bounds_of_a_signature_are_named_by_their_key():
-    for (path, name), bounds in bounded_arguments().items():
+    arguments = bounded_arguments()
+    for (path, name), bounds in arguments.items():
         parameters = parameters_of(locate(path, "part"))
-        # None is never outside of bounds, and nothing is built with it.
-        given = {
-            other: None
-            for other, parameter in parameters.items()
-            if parameter.default is parameter.empty and parameter.kind in (1, 3) and other != name
-        }
+        # All others pass their checks, and nothing is built with them.
+        given = {}
+        for other, parameter in parameters.items():
+            if parameter.default is parameter.empty and parameter.kind in (1, 3) and other != name:
+                allowed = arguments.get((path, other))
+                given[other] = allowed and next(v for v in (1, 0.5, 8) if allowed.contain(v))
         for value in outside(bounds):
             node = OmegaConf.create({"part": {"_target_": path, name: value}}).part
             with pytest.raises(ArgumentError) as raised:
