@@ -77,11 +77,12 @@ class _TMaze(BatchedEnv):
         lengths = []
         for value in given:
             is_number = isinstance(value, Real) and not isinstance(value, bool)
-            is_count = is_number and value % 1 == 0 and 1 <= value < 2**31
-            condition = "be at least 1, a whole number or a list of them"
-            require(cls.__name__, "length", length, is_count, condition)
+            is_whole = is_number and value % 1 == 0 and abs(value) < 2**31
+            condition = "be a whole number or a list of them"
+            require(cls.__name__, "length", length, is_whole, condition)
             lengths.append(int(value))
-        require(cls.__name__, "length", length, bool(lengths), "hold a length")
+        is_long = bool(lengths) and min(lengths) >= 1
+        require(cls.__name__, "length", length, is_long, "be at least 1")
         return lengths
 
     def draw_tasks(self, task_seed: Tensor) -> Tensors:

@@ -123,12 +123,12 @@ def test_both_sides_are_equally_likely():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"length": 0}, "PassiveTMaze: length must be at least 1, a whole .*, got 0"),
-        ({"length": [3, 0]}, r"PassiveTMaze: length must be at least 1, .*, got \[3, 0\]"),
-        ({"length": []}, r"PassiveTMaze: length must hold a length, got \[\]"),
-        ({"length": 2.5}, r"length must be at least 1, .*, got 2\.5"),
-        ({"length": [True]}, r"length must be at least 1, .*, got \[True\]"),
-        ({"length": "3"}, "length must be at least 1, .*, got '3'"),
+        ({"length": 0}, "PassiveTMaze: length must be at least 1, got 0"),
+        ({"length": [3, 0]}, r"PassiveTMaze: length must be at least 1, got \[3, 0\]"),
+        ({"length": []}, r"PassiveTMaze: length must be at least 1, got \[\]"),
+        ({"length": 2.5}, r"length must be a whole number or a list of them, got 2\.5"),
+        ({"length": [True]}, r"length must be a whole number or a list of them, got \[True\]"),
+        ({"length": "3"}, "length must be a whole number or a list of them, got '3'"),
         ({"penalty": -math.inf}, "PassiveTMaze: penalty must be finite, got -inf"),
         ({"penalty": 0.5}, "PassiveTMaze: penalty must be at most 0, got 0.5"),
     ],
