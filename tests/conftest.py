@@ -37,7 +37,7 @@ def _skip_if_missing(message: str) -> None:
     missing = re.search(r"the package (\w+) must be installed, run: pip install", message)
     if missing and importlib.util.find_spec(missing.group(1)) is None:
         pytest.skip(message)
-    older = re.search(r"(\w+) ([\d.]+) or later must be installed", message)
+    older = re.search(r"(\w+) ([\d.]+) or later must be installed, run: pip install", message)
     if older and Version(version(older.group(1))) < Version(older.group(2)):
         pytest.skip(message)
 

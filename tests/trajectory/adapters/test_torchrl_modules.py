@@ -295,7 +295,7 @@ def test_a_backbone_of_the_user_trains_from_the_command_line(tmp_path, monkeypat
 
 @pytest.mark.skipif(hasattr(torchrl.modules, "CausalTransformer"), reason="it is there")
 def test_an_older_torchrl_is_named():
-    with pytest.raises(ValueError, match=r"torchrl 0\.15 or later must be installed, which"):
+    with pytest.raises(ValueError, match=r"torchrl 0\.15 or later must be installed, run: "):
         causal_transformer(3)
 
 

@@ -73,8 +73,8 @@ def causal_transformer(
     make = getattr(torchrl.modules, "CausalTransformer", None)
     if make is None:
         raise MissingTransformer(
-            "causal_transformer: torchrl 0.15 or later must be installed, which yamame does not"
-            " support before its release; use another encoder"
+            "causal_transformer: torchrl 0.15 or later must be installed, run: pip install"
+            " 'torchrl>=0.15'"
         )
     backbone: nn.Module = make(
         in_features,
