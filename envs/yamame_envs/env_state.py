@@ -103,6 +103,8 @@ def restore(env: Any, snapshot: Mapping[str, Tensor]) -> EnvState:
     """
     label = env.label
     streams = env.env_state.streams
+    any_name = list(snapshot) if isinstance(snapshot, Mapping) else []
+    check_entries(label, "state_dict", snapshot, {}, optional=any_name)
     counters = dict.fromkeys(("streams", "episodes"), streams)
     allowed = {*counters, _HASH}
     given = {
@@ -128,6 +130,8 @@ def restore(env: Any, snapshot: Mapping[str, Tensor]) -> EnvState:
     # Saved entries replace those of the task seed.
     restored.task = {**task, **restored.task}
     state, timestep = env.started(restored.task)
+    # A step may return another dtype than the beginning.
+    state = {name: value.to(restored.state.get(name, value).dtype) for name, value in state.items()}
     check_entries(label, "state_dict.state", restored.state, state)
     # Snapshots of earlier versions lack entries that only relabelling reads.
     needed = {name: value for name, value in timestep.items() if name not in RELABELLING}

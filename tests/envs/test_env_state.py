@@ -103,6 +103,8 @@ def test_a_state_of_another_number_of_goals_is_refused(num_goals):
     [
         (lambda state: {**state, "streams": state["streams"].float()}, "streams must be"),
         (lambda state: {**state, "streams": [1, 2]}, "streams must be a tensor, got 'list'"),
+        (lambda state: {**state, "state.place": [1, 2]}, r"state\.place must be a tensor"),
+        (lambda state: 5, "state_dict must be a mapping, got 'int'"),
         (lambda state: {**state, "other": state["streams"]}, "must hold episodes, streams"),
         (lambda state: {**state, "task.other": state["streams"]}, "task must hold"),
         (lambda state: {**state, "state.other": state["streams"]}, "state must hold"),
