@@ -21,7 +21,7 @@ from yamame.execution.capturing import capturing
 from yamame.trajectory.base import Device, TrajectoryEncoder, TrajectoryKeys
 from yamame.trajectory.steps import count_segments, segment_positions
 
-TimeConstant = Annotated[float, Bounds(least=1, most=1e9)]
+TimeConstant = Annotated[float, Bounds(least=1, most=1e15)]
 """Time constant in timesteps."""
 MemoryResolution = Annotated[float, Bounds(least=0.001, most=1)]
 """Distance of neighbouring values of rounded memory."""
