@@ -462,7 +462,7 @@ class BatchedEnv(ContextEnv):
         """Restore a `state_dict`; `present` returns the restored timestep.
 
         Raises:
-            ArgumentError: It was saved by an environment with other settings.
+            ArgumentError: The state was saved with other settings. The environment is unchanged.
         """
         self.env_state = restore(self, state_dict)
         self.number_episodes(self.env_state.streams, self.env_state.episodes)

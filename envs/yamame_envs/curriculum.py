@@ -250,7 +250,7 @@ class CurriculumEnv(ContextEnv):
         """Restore a `state_dict` of an environment with the same settings.
 
         Raises:
-            ArgumentError: It was saved by an environment with other settings. Nothing has changed.
+            ArgumentError: The state was saved with other settings. The environment is unchanged.
         """
         names = sorted(state_dict)
         for name in ("env", "curriculum", "counters"):

@@ -103,8 +103,7 @@ def restore(env: Any, snapshot: Mapping[str, Tensor]) -> EnvState:
     """
     label = env.label
     streams = env.env_state.streams
-    any_name = list(snapshot) if isinstance(snapshot, Mapping) else []
-    check_entries(label, "state_dict", snapshot, {}, optional=any_name)
+    check_entries(label, "state_dict", snapshot, {}, optional=None)
     counters = dict.fromkeys(("streams", "episodes"), streams)
     allowed = {*counters, _HASH}
     given = {
@@ -153,7 +152,7 @@ def check_entries(
     given: Any,
     needed: Mapping[str, Any],
     *,
-    optional: Mapping[str, Any] | Iterable[str] = (),
+    optional: Mapping[str, Any] | Iterable[str] | None = (),
 ) -> None:
     """Raise unless a part of a saved state has the entries of an environment.
 
@@ -163,12 +162,15 @@ def check_entries(
         given: The part.
         needed: Entries that it must hold; their shapes and dtypes must be equal.
         optional: Entries that it may hold; if it is a mapping, shapes and dtypes must be equal.
+            None: any.
 
     Raises:
         ArgumentError: An entry is missing or unknown, or has another shape or dtype.
     """
     is_mapping = isinstance(given, Mapping)
     require(label, name, type(given).__name__, is_mapping, "be a mapping", remedy=_REMEDY)
+    if optional is None:
+        optional = given.keys()
     is_whole = needed.keys() <= given.keys() <= needed.keys() | set(optional)
     condition = f"hold {', '.join(sorted({*needed, *optional}))}"
     require(label, name, sorted(given), is_whole, condition, remedy=_REMEDY)

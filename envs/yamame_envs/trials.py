@@ -401,7 +401,7 @@ class RepeatedTrials(ContextEnv):
         `present` returns the restored timestep.
 
         Raises:
-            ArgumentError: It was saved by an environment with other settings. Nothing has changed.
+            ArgumentError: The state was saved with other settings. The environment is unchanged.
         """
         names = sorted(state_dict)
         for name in ("env", "counters", "timestep"):
@@ -417,9 +417,7 @@ class RepeatedTrials(ContextEnv):
         timestep = state_dict["timestep"]
         if timestep:
             needed = {**self.observation_spec, **self.full_done_spec}
-            check_entries(
-                self.label, "state_dict.timestep", timestep, needed, optional=timestep.keys()
-            )
+            check_entries(self.label, "state_dict.timestep", timestep, needed, optional=None)
 
         self.env.load_state_dict(state_dict["env"])
         counters = {name: value.to(self.device).clone() for name, value in saved.items()}
